@@ -7,8 +7,6 @@ import subprocess
 from examples.benchmarks.network import Network, NoNetwork
 
 INSIDE, ROUTER, OUTSIDE = "192.168.7.2", "9.9.0.1", "9.9.0.2"
-NOBODY = "9.9.0.77"
-"""An address that no machine has."""
 _NAT = "table ip nat {{ chain post {{ type nat hook postrouting priority 100; oifname {wan} masquerade; }}; }}"
 
 

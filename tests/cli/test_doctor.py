@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import pytest
 
-from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.doctor import examination, machine, network
 from p2p_diloco.cli.doctor.examination import Wish, examine
 from p2p_diloco.cli.doctor.network import Seen
@@ -26,7 +25,6 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reach import DialBack
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.planning.memory import per_parameter
 
 ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 FAR = f"/ip4/9.9.9.9/tcp/31337/p2p/{ID}"
@@ -121,22 +119,6 @@ def test_p2pd_that_does_not_run_is_bad(tmp_path: Path) -> None:
 
 
 # -- memory and disk
-
-
-@pytest.mark.parametrize(
-    ("settings", "parameters", "each"),
-    [
-        ({}, 100_000_000, 20),
-        ({}, 10_000_000, 22),
-        ({"codec": "fp32"}, 100_000_000, 30),
-        ({"codec": "int4"}, 100_000_000, 30),
-        ({"overlap_steps": 5}, 100_000_000, 24),
-        ({"mode": "async"}, 100_000_000, 24),
-    ],
-)
-def test_memory_follows_the_settings(settings: dict[str, Any], parameters: int, each: int) -> None:
-    """The figures of docs/operations.md: 20 bytes a parameter, and more for small models, overlap, few bits."""
-    assert per_parameter(RunConfig(**settings), parameters) == each
 
 
 def test_a_model_that_does_not_fit_into_memory_is_bad(tmp_path: Path) -> None:
@@ -390,29 +372,6 @@ def test_a_peer_on_loopback_is_well_only_among_its_like() -> None:
     assert [*network.reachable(replace(seen_by(), visits=[]))] == []
 
 
-class Dialler:
-    """A daemon of a machine behind a router."""
-
-    addresses = ("/ip4/127.0.0.1/tcp/4001/p2p/me", "/ip4/192.168.1.7/tcp/4001/p2p/me")
-    peer_id = "me"
-
-
-def test_an_initial_peer_is_asked_to_dial_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for the addresses beyond this machine; its answer decides."""
-    asked: list[tuple[str, ...]] = []
-
-    async def answer(daemon: object, relay: str, addresses: Any, within_s: float) -> DialBack:
-        asked.append(tuple(addresses))
-        return DialBack("/ip4/80.0.0.1/tcp/5", dict.fromkeys(addresses, "timed out"))
-
-    monkeypatch.setattr("p2p_diloco.net.reach.ask", answer)
-    seen = replace(seen_by(), dialled_back=None)
-    assert [*network.nat(seen), *network.reachable(seen)] == [], "nobody was asked yet"
-    asyncio.run(examination._dial_back(seen, Dialler()))  # type: ignore[arg-type]
-    assert asked == [(Dialler.addresses[1],)] * 2
-    assert reach(seen)[0] == "warn"
-
-
 # -- the run's peers
 
 
@@ -482,13 +441,6 @@ def test_checks_that_take_too_long_or_fail_hide_no_other(monkeypatch: pytest.Mon
     assert any("the check network was cut off" in text for text in told)
     assert any("the check p2pd was cut off" in text for text in told)
     assert any("ZeroDivisionError: oh" in text for text in told)
-
-
-def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A number of parameters that can't be read names its flag; an address is checked as for `join`."""
-    assert carry_out(["doctor", "--params", "many"]) == 2
-    assert "--params=many is no number of parameters" in capsys.readouterr().err
-    assert carry_out(["doctor", "--initial-peers", "9.9.9.9:1"]) == 2
 
 
 # -- env

@@ -14,6 +14,11 @@ from rich.live import Live
 from p2p_diloco.cli.logs import above, set_up_logs
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def logged(form: str, monkeypatch: pytest.MonkeyPatch, *, debug: bool = False) -> str:
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
@@ -46,11 +51,6 @@ def test_without_a_terminal_lines_are_plain(form: str, monkeypatch: pytest.Monke
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, `auto` stays plain where NO_COLOR is set."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for variable, plain in (("1", True), (None, False)):
         err = Terminal()
         monkeypatch.setattr(sys, "stderr", err)
@@ -65,11 +65,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_appear_above_what_is_drawn_live(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either form: they go through the live console, and the handler is as before afterwards. Without a terminal the
     log stays where it is."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     err, out = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     set_up_logs(form)

@@ -37,55 +37,37 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def mistakes() -> list[tuple[list[str], int, str]]:
     return [
         (["jion"], 2, "No such command 'jion'"),
-        (["bench"], 2, "bench is no command any more: rounds are measured by `make bench` in a checkout"),
         (["simulate", "--seeds", "9"], 2, "simulate is no command any more: simulated worlds are played"),
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),
         (["status"], 2, "--initial-peers names no address"),
         (["join", "--initial-peers"], 2, "--initial-peers names no value; give one or more after it"),
-        (["join", "--initial-peers", "--sync-every", "5"], 2, "--initial-peers names no value"),
         (
             ["join", "--initial-peers", "127.0.0.1:31337"],
             2,
             "--initial-peers=127.0.0.1:31337 is host:port, no multiaddr",
         ),
-        (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
-        (["set", "--outer-lr", "0.5"], 2, "--initial-peers names no address"),
         (["set", "--initial-peers", ADDRESS], 2, "there is nothing to set; give e.g. --outer-lr"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "0.5"], 2, "--identity-path names no key to sign with"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "-1"], 3, "--outer-lr=-1 must be at least 0"),
-        (["set", "--initial-peers", ADDRESS, "--outer-momentum", "1"], 3, "--outer-momentum=1 must be less than 1"),
         (
             ["set", "--initial-peers", ADDRESS, "--outer-lr", "1", "--identity-path", "/no/such/key"],
             3,
             "--identity-path=/no/such/key can't be read",
         ),
         (["bootstrap", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
-        ([*TO, ADDRESS.replace("/tcp/9", "/tcp/99999")], 2, "unreadable /tcp/99999"),
-        ([*TO, "--sync-every"], 2, "--sync-every"),
-        ([*TO, "--sync-every", "0"], 3, "--sync-every=0 must be at least 1"),
         ([*TO, "--sync-every", "2", "--num-fragments", "3"], 3, "--sync-every=2 is less than"),
-        ([*TO, "--codec", "zip"], 3, "--codec=zip is not known"),
-        ([*TO, "--dylu"], 3, "--dylu=on is for mode=async, and mode is sync"),
-        ([*TO, "--outer-lr", "-1"], 3, "--outer-lr=-1"),
         ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
-        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text does not exist"),
         ([*TO, "--width", "3", "--heads", "2"], 3, "--width=3 is not a multiple of heads=2"),
         (
             [*TO, "--checkpoint-dir", "/dev/null/x"],
             3,
             "--checkpoint-dir=/dev/null/x can't be written",
         ),
-        (
-            [*TO, "--identity-path", "/dev/null/x"],
-            3,
-            "--identity-path=/dev/null/x can't be written",
-        ),
         ([*TO, "--logs", "loud", "--", "true"], 2, "--logs=loud is not known"),
         ([*TO, "--"], 2, "-- names no command"),
         ([*TO, "--", "no-such-command-here"], 2, "'no-such-command-here' is not a command"),
         ([*TO, "--steps", "5", "--", "true"], 2, "--steps is for the built-in trainer"),
-        (["bootstrap", "--port", "99999"], 2, "Invalid value for '--port'"),
         (["bootstrap", "--port", "x"], 2, "--port"),
         (["bootstrap", "--host", "example.org"], 2, "--host=example.org is no IP address"),
         (["bootstrap", "--host", "203.0.113.7"], 3, "--host=203.0.113.7 is no address of this machine"),
@@ -95,27 +77,15 @@ def mistakes() -> list[tuple[list[str], int, str]]:
             "--identity-path=/dev/null/x can't be written",
         ),
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
-        (["status", "--initial-peers", ADDRESS], 4, "--initial-peers can't be reached: /ip4/127.0.0.1/tcp/9/"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
         ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
         ([*TO, "--role", "aggregator", "--steps", "5"], 2, "--steps is for the built-in trainer"),
-        ([*TO, "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address"),
         ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
-        (
-            ["status", "--initial-peers", ADDRESS, "--interval", "0"],
-            2,
-            "Invalid value for '--interval'",
-        ),
         (
             ["status", "--initial-peers", ADDRESS, "--check"],
             4,
             "--initial-peers can't be reached: /ip4/127.0.0.1/tcp/9/",
-        ),
-        (
-            ["status", "--initial-peers", ADDRESS, "--check", "--stall-rounds", "0"],
-            2,
-            "Invalid value for '--stall-rounds'",
         ),
         (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),
         (["dashboard", "--initial-peers", ADDRESS, "--baseline", "/dev/null"], 3, "--baseline=/dev/null has no line"),
@@ -157,10 +127,8 @@ class Misused(Exception):
     [
         (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, ": --wait-timeout=3 nobody came"),
         (NoBootstrapReached("can't be reached", key="initial_peers"), 4, ": --initial-peers can't be reached"),
-        (ConfigError("is too much", key="context", value=9), 3, ": --context=9 is too much"),
         (ConfigError("may not be set", key="outer_options.foreach"), 3, ": outer_options.foreach may not be set"),
         (ConfigError("is wrong", key="run.toml: sync_every"), 3, ": run.toml: sync_every is wrong"),
-        (ConfigError("is wrong", key="P2P_DILOCO_SYNC_EVERY"), 3, ": P2P_DILOCO_SYNC_EVERY is wrong"),
         (
             ConfigMismatch([("sync_every", 4, 8), ("codec", "fp32", "bf16")], run_id="main"),
             5,
@@ -267,12 +235,19 @@ def test_a_command_gets_the_settings(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.real
+def test_help_is_there_without_docstrings() -> None:
+    """Python drops docstrings at the second level of optimisation, which some images set."""
+    result = run("join", "--help", PYTHONOPTIMIZE="2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--sync-every" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
-        (TO[1:], 4, "connection refused: nothing listens there"),
         ([*TO[1:], "--from-checkpoint", "."], 3, "--from-checkpoint=. holds no complete checkpoint"),
-        ([*TO[1:], "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "is no address of this machine"),
+        ([*TO[1:], "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address"),
     ],
 )
 def test_a_command_is_not_started_in_vain(
@@ -296,38 +271,6 @@ def test_a_command_that_never_joins_is_told() -> None:
     assert result.returncode == 5
     assert "the command ended with exit code 5 and never joined the run main" in result.stderr
     assert "Peer.from_env(model, optimizer)" in result.stderr
-
-
-@pytest.mark.real
-def test_completion_can_be_shown() -> None:
-    """The script that a shell loads for completion names the program."""
-    result = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert "p2p-diloco" in result.stdout or "p2p_diloco" in result.stdout.lower()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_any_encoding_of_stdout_will_do(encoding: str) -> None:
-    """A letter that it lacks is no error."""
-    result = run("join", "--help", PYTHONIOENCODING=encoding)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "--sync-every" in result.stdout
-
-
-@pytest.mark.real
-def test_a_command_runs_without_standard_streams() -> None:
-    """Daemons and job runners may close them."""
-    command = [sys.executable, "-m", "p2p_diloco", "join", "--initial-peers", "nowhere"]
-    closed = subprocess.run(command, preexec_fn=lambda: os.closerange(0, 3), timeout=60)
-    assert closed.returncode == 2
-
-
-@pytest.mark.real
-def test_help_is_there_without_docstrings() -> None:
-    """Python drops docstrings at the second level of optimisation, which some images set."""
-    result = run("join", "--help", PYTHONOPTIMIZE="2")
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "--sync-every" in result.stdout
 
 
 def test_an_invitation_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

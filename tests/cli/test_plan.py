@@ -67,6 +67,7 @@ def test_json_has_the_same_figures_and_nothing_else_goes_to_stdout(capsys: pytes
     assert found["advice"]["sync_every"] == 10198
     assert found["ways"]["run"]["utilisation"] == pytest.approx(0.48, abs=0.005)
     assert found["unit"] == "step"
+    assert "It does not pay as it is" in told([*FRIENDS, "--sync-every", "20"], capsys)
 
 
 def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,10 +95,6 @@ def test_without_matplotlib_a_png_is_an_error_with_the_mend(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert carry_out([*FRIENDS, "--png", "curves.png"]) == 2
     assert "pip install 'p2p-diloco[plot]'" in capsys.readouterr().err
-
-
-def test_a_round_that_does_not_pay_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "It does not pay as it is" in told([*FRIENDS, "--sync-every", "20"], capsys)
 
 
 # -- what is asked
@@ -213,6 +210,8 @@ def test_a_checkpoint_tells_its_size(tmp_path: Path) -> None:
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"--model=.* can't be read"):
         size_of(folder)
+    with pytest.raises(ConfigError, match="neither a checkpoint"):
+        size_of(tmp_path / "nothing")
 
 
 def test_a_config_of_transformers_tells_its_size(tmp_path: Path) -> None:
@@ -236,11 +235,6 @@ def test_without_transformers_a_config_is_an_error_that_names_params(
         size_of(tmp_path)
 
 
-def test_a_path_that_is_neither_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a checkpoint"):
-        size_of(tmp_path)
-
-
 # -- steps that are measured
 
 
@@ -253,11 +247,11 @@ def test_a_scripts_steps_are_timed_and_it_is_ended(tmp_path: Path, capfd: pytest
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.real
-def test_a_script_with_too_few_steps_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_a_script_with_too_few_steps_is_an_error() -> None:
+    """Here it writes the times itself: of five steps, three of which warm up."""
+    five = "import os; open(os.environ['PLAN_TIMES_FILE'] + '.1', 'w').write('1.0\\n' * 5)"
     with pytest.raises(UsageError, match=r"--measure=.* ended \(exit code 0\) before .*; mend it, or give --step-time"):
-        measure.step_time([sys.executable, str(tmp_path / "train.py"), "2"], 5)
+        measure.step_time([sys.executable, "-c", five], 5)
 
 
 def test_a_script_that_makes_no_step_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

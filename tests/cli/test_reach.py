@@ -95,15 +95,14 @@ def test_an_address_that_cannot_be_had_names_its_setting(port: int, key: str | N
     assert (caught.value.key, caught.value.value) == ((key, foreign) if key else ("--host", "203.0.113.7"))
 
 
-@pytest.mark.parametrize("command", ["join", "status", "bootstrap"])
-def test_a_command_that_reaches_no_peer_ends_before_torch_is_loaded(command: str, port: int) -> None:
+def test_a_command_that_reaches_no_peer_ends_before_torch_is_loaded(port: int) -> None:
     """One sentence and exit code 4, in seconds, though a listener is at the address."""
-    words = [command, "--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}"]
     code = (
         "import sys; from p2p_diloco.cli import carry_out, reach; reach.PROBE_S = 1.0; "
-        f"code = carry_out({words!r}); sys.exit(99 if 'torch' in sys.modules else code)"
+        f"to = ['--initial-peers', '/ip4/127.0.0.1/tcp/{port}/p2p/{ID}']; "
+        "codes = {carry_out([command, *to]) for command in ('join', 'status', 'bootstrap')}; "
+        "sys.exit(99 if 'torch' in sys.modules or len(codes) > 1 else codes.pop())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 4, ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert "sends nothing" in ended.stderr
+    assert (ended.stderr.count("\n"), ended.stderr.count("sends nothing")) == (3, 3)

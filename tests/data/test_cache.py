@@ -71,12 +71,6 @@ def test_a_start_with_a_lower_bound_makes_room(tmp_path: Path) -> None:
     assert len(held(Cache(tmp_path, 300))) == 2
 
 
-def test_a_file_that_is_removed_meanwhile_is_missing(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 1000)
-    put(cache, 1).unlink()
-    assert cache.find(slice_of(1)) is None
-
-
 def test_what_a_full_disk_does_not_take_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path, 1000)
 

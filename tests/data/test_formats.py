@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 from p2p_diloco.data import files, formats
 from p2p_diloco.data.files import cut_files
-from p2p_diloco.data.manifest import FORMAT_NAMES
 from p2p_diloco.errors import ConfigError
 
 
@@ -159,7 +158,3 @@ def test_files_that_are_no_data_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(files, "SLICES_MAX", 1)
     (tmp_path / "many.txt").write_text("123\n" * 3)
     assert "makes 2 slices" in refused("many.txt")
-
-
-def test_every_format_that_a_manifest_may_name_can_be_read() -> None:
-    assert tuple(formats.FORMATS) == FORMAT_NAMES

@@ -70,8 +70,3 @@ def test_a_manifest_takes_no_more_memory_than_its_slices(begins: bytes) -> None:
 def test_bytes_after_a_manifest_are_refused() -> None:
     with pytest.raises(ValueError, match="more bytes follow"):
         Manifest.unpack(Manifest("text", (ONE,)).packed + b"\x90")
-
-
-def test_a_slice_knows_its_bytes() -> None:
-    assert ONE.is_hash_of(b"abc")
-    assert not ONE.is_hash_of(b"abd")

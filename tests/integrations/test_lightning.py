@@ -124,14 +124,6 @@ def test_a_late_joiner_follows_the_runs_steps(tmp_path: Path) -> None:
     assert trainer.global_step == 17
 
 
-def test_a_jump_of_the_runs_step_is_followed(tmp_path: Path) -> None:
-    """If a round goes on without this peer, its learning rate is that of the run's step."""
-    _, _, first = fitted(tmp_path, 40)
-    _, _, peer = fitted(tmp_path, 40, peer_jump=(5, 12))
-    assert list(peer.rates) == [0, 1, 2, 3, 4, *range(17, 40)]
-    assert peer.rates == pytest.approx({step: first.rates[step] for step in peer.rates})
-
-
 def test_training_ends_when_the_run_has_finished(tmp_path: Path) -> None:
     """No step is made after the run's end."""
     _, model, peer = fitted(tmp_path, 40, peer_ends_at=7)
@@ -175,9 +167,7 @@ def test_an_exception_makes_no_last_exchange(tmp_path: Path) -> None:
     assert module.inner.weight.item() not in (GLOBAL, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("workers", "accumulate", "length"), [(0, 1, None), (0, 3, None), (2, 1, None), (2, 3, None), (2, 3, 40)]
-)
+@pytest.mark.parametrize(("workers", "accumulate", "length"), [(0, 1, None), (2, 3, None), (2, 3, 40)])
 def test_shared_data_is_used_once_an_epoch_and_ends_training(
     tmp_path: Path, workers: int, accumulate: int, length: int | None
 ) -> None:

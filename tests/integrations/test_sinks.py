@@ -59,6 +59,7 @@ def test_a_file_has_a_line_for_each_report(tmp_path: Path) -> None:
     peer = alone()
     peer.sinks.append(JsonLines(tmp_path / "run.jsonl"))
     trained(peer)
+    assert Baseline.read(tmp_path / "run.jsonl")._curves == {"loss": [(8.0, 2.5), (16.0, 1.5)]}
     peer.sinks[:] = [JsonLines(tmp_path / "run.jsonl")]
     peer.report(held_out_loss=3.0)
     assert [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()] == [
@@ -68,30 +69,22 @@ def test_a_file_has_a_line_for_each_report(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_of_one_alone_is_a_baseline(tmp_path: Path) -> None:
-    peer = alone()
-    peer.sinks.append(JsonLines(tmp_path / "alone.jsonl"))
-    trained(peer)
-    assert Baseline.read(tmp_path / "alone.jsonl")._curves == {"loss": [(8.0, 2.5), (16.0, 1.5)]}
+LOGGED = {"loss": 2.5, "epoch": 0.0, "samples": 8.0}
 
 
-def test_weights_and_biases(library: Callable[..., Recorder]) -> None:
-    """One call of `log` a report, at the run's step."""
-    told, peer = library("wandb"), alone()
-    peer.sinks.append(WandB(project="p", group="main"))
+@pytest.mark.parametrize(
+    ("name", "make", "calls"),
+    [
+        ("wandb", WandB, [("init", {"project": "p"}), ("log", LOGGED, {"step": 0})]),
+        ("aim", Aim, [("Run", {"project": "p"}), *(("track", v, {"name": k, "step": 0}) for k, v in LOGGED.items())]),
+    ],
+)
+def test_a_trackers_calls(library: Callable[..., Recorder], name: str, make: Any, calls: list[Any]) -> None:
+    """One of `log` a report, at the run's step; or one of `track` for each value."""
+    told, peer = library(name), alone()
+    peer.sinks.append(make(project="p"))
     trained(peer, 1)
-    logged = {"loss": 2.5, "epoch": 0.0, "samples": 8.0}
-    assert told.calls == [("init", {"project": "p", "group": "main"}), ("log", logged, {"step": 0})]
-
-
-def test_aim(library: Callable[..., Recorder]) -> None:
-    """One call of `track` for each value."""
-    told, peer = library("aim"), alone()
-    peer.sinks.append(Aim(experiment="main"))
-    trained(peer, 1)
-    tracked = [("track", value, {"name": name, "step": 0}) for name, value in
-               (("loss", 2.5), ("epoch", 0.0), ("samples", 8.0))]  # fmt: skip
-    assert told.calls == [("Run", {"experiment": "main"}), *tracked]
+    assert told.calls == calls
 
 
 def test_tensorboard(library: Callable[..., Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +98,6 @@ def test_tensorboard(library: Callable[..., Recorder], tmp_path: Path, monkeypat
         end()
     assert told.calls[:2] == [("SummaryWriter", str(tmp_path), {}), ("add_scalar", "loss", 2.5, 0, {})]
     assert told.calls[-1] == ("close", {})
-
-
-def test_a_real_tensorboard_reads_it(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
-
-    peer = alone()
-    sink = TensorBoard(tmp_path)
-    peer.sinks.append(sink)
-    trained(peer)
-    sink._writer.close()
-    read = EventAccumulator(str(tmp_path))
-    read.Reload()
-    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(0, 2.5), (1, 1.5)]
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,14 @@ def trained(
 
 
 def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
-    """Each evaluation sees the global values; the step after it goes on with the peer's own, to the bit; the last one
-    comes after this peer has left. The model then holds the global values."""
-    _, model, peer = trained(tmp_path, 12, eval_strategy="steps", eval_steps=4)
+    """Each evaluation, one before the first step included, sees the global values; the step after it goes on with the
+    peer's own, to the bit; the last one comes after this peer has left. The model then holds the global values."""
+    _, model, peer = trained(tmp_path, 12, eval_strategy="steps", eval_steps=4, eval_on_start=True)
     _, plain, _ = trained(tmp_path, 12)
     assert {value for _, value in model.evaluated} == {GLOBAL}
-    assert sorted({step for step, _ in model.evaluated}) == [4, 8, 12]
+    assert sorted({step for step, _ in model.evaluated}) == [0, 4, 8, 12]
     assert [value for value, _ in model.trained] == [value for value, _ in plain.trained]
-    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "pause", "go on", "left"]
+    assert peer.happened("pause", "go on", "left") == [*["pause", "go on"] * 3, "left"]
     assert model.weight.item() == GLOBAL
     assert model.frozen.item() == 3.0
     assert model.mean.item() == model.weight.item()
@@ -68,13 +68,6 @@ def test_evaluations_and_checkpoints_of_each_epoch_are_of_the_global_parameters(
     assert {value for _, value in model.evaluated} == {GLOBAL}
     assert load_file(tmp_path / "checkpoint-10" / "model.safetensors")["weight"].item() == GLOBAL
     assert model.trained[10][0] not in (1.0, GLOBAL)
-    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
-
-
-def test_an_evaluation_before_the_first_step_uses_the_global_parameters(tmp_path: Path) -> None:
-    """`eval_on_start` evaluates within a pause, too."""
-    _, model, peer = trained(tmp_path, 2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
-    assert {value for _, value in model.evaluated} == {GLOBAL}
     assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
 
 
@@ -95,35 +88,29 @@ def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path)
 
 
 def test_two_peers_draw_other_batches_with_one_script(tmp_path: Path) -> None:
-    """The order of the data follows from the peer's seed, also with a `data_seed`, and in each epoch of the data."""
-    orders = [[x for _, x in trained(tmp_path, 15, peer_seed=seed, data_seed=3)[1].trained] for seed in (1, 2, 1)]
-    assert orders[0] == orders[2]
-    assert orders[0] != orders[1]
+    """The order of the data follows from the peer's seed, also with a `data_seed`, and in each epoch of the data. So do
+    random numbers, which a collator or dropout draws: Trainer sets the same seed in every process."""
+    orders, drawn = list[list[list[float]]](), list[list[float]]()
+
+    def collate(rows: Any) -> Any:
+        drawn[-1].append(torch.rand(1).item())
+        return default_data_collator(rows)
+
+    for seed in (1, 2, 1):
+        drawn.append([])
+        _, model, _ = trained(tmp_path, 15, peer_seed=seed, data_seed=3, collator=collate)
+        orders.append([x for _, x in model.trained])
+    for found in (orders, drawn):
+        assert found[0] == found[2] != found[1]
     assert orders[0][:10] != orders[0][10:] + orders[0][:5]
     epoch = [value for batch in orders[0][:10] for value in batch]
     assert sorted(epoch) == [each["x"].item() for each in data(40)]
 
 
-def test_random_numbers_are_the_peers_own(tmp_path: Path) -> None:
-    """Trainer sets the same seed in every process; what a collator or dropout draws must differ from peer to peer."""
-
-    def drawn(seed: int) -> list[float]:
-        found = []
-
-        def collate(rows: Any) -> Any:
-            found.append(torch.rand(1).item())
-            return default_data_collator(rows)
-
-        trained(tmp_path, 3, collator=collate, peer_seed=seed)
-        return found
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
-
-
 def test_a_late_joiner_follows_the_runs_steps(tmp_path: Path) -> None:
     """One that comes at step 23 of 40 has the learning rates of a peer from the beginning, evaluates at the run's
-    steps, and ends with the run. Trainer counts its own steps: it divides losses and names checkpoints by them."""
+    steps, and ends with the run. Trainer counts its own steps: it divides losses and names checkpoints by them. So it
+    is if a round goes on without a peer, and the run's step jumps."""
     settings = {"eval_strategy": "steps", "eval_steps": 10, "lr_scheduler_type": "cosine", "warmup_steps": 5}
     _, _, first = trained(tmp_path, 40, **settings)
     trainer, model, late = trained(tmp_path, 40, peer_start=23, **settings)
@@ -133,15 +120,8 @@ def test_a_late_joiner_follows_the_runs_steps(tmp_path: Path) -> None:
     assert trainer.state.global_step == 17
     logged = [(each["step"], each["run_step"], each["run_epoch"]) for each in trainer.state.log_history]
     assert logged[0] == (5, 28, 2)
-
-
-def test_a_jump_of_the_runs_step_is_followed(tmp_path: Path) -> None:
-    """If a round goes on without this peer, its learning rate and the next evaluation are those of the run's step."""
-    settings = {"eval_strategy": "steps", "eval_steps": 10, "lr_scheduler_type": "cosine"}
-    _, _, first = trained(tmp_path, 40, **settings)
-    _, model, peer = trained(tmp_path, 40, peer_jump=(5, 12), **settings)
-    assert list(peer.rates) == [0, 1, 2, 3, 4, *range(17, 40)]
-    assert peer.rates == {step: first.rates[step] for step in peer.rates}
+    _, model, ahead = trained(tmp_path, 40, peer_jump=(5, 12), **settings)
+    assert ahead.rates == {step: first.rates[step] for step in (0, 1, 2, 3, 4, *range(17, 40))}
     assert sorted({step for step, _ in model.evaluated}) == [5, 8, 18, 28]  # the run's steps 17, 20, 30 and 40
 
 

@@ -11,31 +11,23 @@ from p2p_diloco.peer import hook as hook_module
 from p2p_diloco.peer.devices import memory_reserved
 from tests.peer.scripted import hooked, step
 
-HELD = [3, 0, 5]
-"""What torch holds on each device."""
 
+@pytest.mark.parametrize(("used", "told"), [(True, (8, 10 + 160)), (False, (0, 0))])
+def test_the_devices_that_this_process_uses_are_counted(
+    used: bool, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another device of the machine is not. A process that uses none asks no further question, which would start CUDA
+    and take memory of a GPU."""
 
-def test_the_devices_that_this_process_uses_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another device of the machine is not."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(HELD))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", HELD.__getitem__)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10 * 4**device)
-    )
-    assert memory_reserved() == (8, 10 + 160)
+    def reserved(device: int) -> int:
+        assert used
+        return [3, 0, 5][device]
 
-
-def test_a_process_that_uses_no_gpu_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any question but the first would start CUDA, which takes memory of a GPU."""
-
-    def asked(*_: object) -> int:
-        raise AssertionError("CUDA was asked")
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    for name in ("device_count", "memory_reserved", "get_device_properties"):
-        monkeypatch.setattr(torch.cuda, name, asked)
-    assert memory_reserved() == (0, 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=10 * 4**at))
+    assert memory_reserved() == told
 
 
 def test_the_node_is_told_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco import Peer, PeerConfig, UsageError
+from p2p_diloco.cli import carry_out
 from tests.peer.trainee import Tied
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -23,14 +24,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 EXPORT_S = 90.0
 
 
-def export(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "p2p_diloco", "export", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S)
-
-
 def exported(*arguments: str) -> dict[str, Any]:
-    """What an export that succeeds prints."""
-    done = export(*arguments)
+    """What an export in a process of its own prints."""
+    words = [sys.executable, "-m", "p2p_diloco", "export", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=EXPORT_S)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     told: dict[str, Any] = json.loads(line)
@@ -75,12 +72,13 @@ def observe(swarm: Any, peers: Sequence[Any]) -> None:
 
 
 def test_a_run_is_read_while_it_goes_on_and_after_its_end(
-    swarm: Any, run_config: dict[str, Any], tmp_path: Path
+    swarm: Any, run_config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By exports and by an observer, and from a checkpoint: the parameters are those that a peer had at the same epoch,
     bit by bit, with the same digest."""
-    saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000}
-    config = {**run_config, "start_peers": 2, "stop_after_epochs": 400}
+    key = str(tmp_path / "key")
+    saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000, "identity_path": key}
+    config = {**run_config, "start_peers": 2}
     a = swarm.start("a", 1.0, config=config, kind="tied", step_s=0.2, local=saved, stays=True)
     peers = [a, swarm.start("b", 3.0, config={}, kind="tied", step_s=0.2)]  # rounds last some tenths of a second
     peers[0].wait_for("epoch", epoch=1)
@@ -93,23 +91,23 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     line = epoch_of(peers, told["epoch"])
     assert (parameters(fresh.state_dict()), told["digest"]) == (parameters(line["theta"]), line["digest"])
     assert fresh.norm.running_mean.min() > 0, "the statistics are those of a peer that trains"
-    again = export(*run, "--out", str(tmp_path / "live"))
-    assert (again.returncode, again.stdout) == (3, "")
-    assert "--force" in again.stderr
     observe(swarm, peers)
 
+    assert carry_out(["stop", *run, "--identity-path", key]) == 0
     for peer in peers:
         peer.tell("")
     end = peers[0].wait_for("finished")
-    told = exported(*run, "--out", str(tmp_path / "ended"), "--format", "torch")
+    capsys.readouterr()
+    assert carry_out(["export", *run, "--out", str(tmp_path / "ended"), "--format", "torch"]) == 0
+    told = json.loads(capsys.readouterr().out)
     assert (told["finished"], told["epoch"], told["digest"]) == (True, end["epoch"], end["digest"])
     last = torch.load(tmp_path / "ended" / "model.pt", weights_only=True)
     assert parameters(last) == parameters(epoch_of(peers, end["epoch"])["theta"])
 
     peers[0].process.stdin.close()
     assert [peer.status() for peer in peers] == [0, 0]
-    told = exported(
-        "--checkpoint", str(tmp_path / "saved"), "--out", str(tmp_path / "saved-model"), "--format", "torch"
-    )
+    saved_model = ["--out", str(tmp_path / "saved-model"), "--format", "torch"]
+    assert carry_out(["export", "--checkpoint", str(tmp_path / "saved"), *saved_model]) == 0
+    told = json.loads(capsys.readouterr().out)
     assert (told["finished"], told["digest"], told["missing"]) == (True, end["digest"], [])
     assert parameters(torch.load(tmp_path / "saved-model" / "model.pt", weights_only=True)) == parameters(last)

@@ -89,7 +89,7 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SHAPES, st.integers(1, 4), st.sampled_from([None, 1, 2, 3]), st.integers(1, 12), st.data())
 def test_all_ranks_together_hold_each_element_once(
     shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
@@ -130,7 +130,7 @@ class Served:
         return {"values": self.answer}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SHAPES, st.integers(1, 3), st.sampled_from([None, 2]), st.integers(1, 12), st.data())
 def test_the_ranks_are_one_model_to_the_bit(
     shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
@@ -223,20 +223,6 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     distant.merge(dict.fromkeys(slices, Blend.SINCE))
     assert norm.running_mean.tolist() == (theta[mean : mean + 2] + 0.5).tolist()
     assert sent.tolist() == [1.0] * layout.numel
-
-
-def test_invalid_values_are_found_on_the_rank_that_holds_them() -> None:
-    """A rank looks at its own rows alone, and a NaN among them is not missed."""
-    values = {"w": torch.zeros(4, 2)}
-    layout = Layout.build(specs_of(alone(values)))
-    theta, old, delta = torch.zeros(8), torch.zeros(8), torch.zeros(8)
-    values["w"][2, 1] = float("nan")
-    sound = []
-    for index in range(2):
-        with as_rank(index, 2):
-            local = LocalModel(sharded(values, Rank(index, 2)), layout, theta, old, delta, rank=Rank(index, 2))
-        sound.append(local.write_delta([0]))
-    assert sound == [True, False]
 
 
 # -- what is refused

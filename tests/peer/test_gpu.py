@@ -32,29 +32,6 @@ def model(where: torch.device, numel: int = 3_000_000) -> nn.Module:
     return made.to(where)
 
 
-def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
-    """Pseudo-gradients and merges of a model on a GPU, trained between them without waiting, are those of its twin."""
-    told = []
-    for where in (HOST, numbered("cuda")):
-        own = model(where)
-        layout = Layout.build(specs_of(own))
-        theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-        local = LocalModel(own, layout, theta, old, delta)
-        local.write_theta()
-        slices = range(len(layout.slices))
-        for _ in range(3):
-            with torch.no_grad():
-                for p in own.parameters():
-                    p.add_(torch.ones(p.shape, device=where, dtype=p.dtype))
-            local.write_delta(slices)
-            old.copy_(theta)
-            theta.add_(delta)
-            local.merge(dict.fromkeys(slices, Blend.SINCE), slices)
-        finish(where)
-        told.append((theta, delta, *(p.detach().cpu() for p in own.parameters())))
-    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
-
-
 @pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("blend", Blend)
 def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dtype) -> None:

@@ -62,26 +62,18 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 
 
 def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
-    """Once beside each of its checkpoints, whichever that is, and not before there is one; the newest are kept."""
+    """Once beside each of its checkpoints, whichever that is, and not before there is one; the newest are kept. Commits
+    may cause a checkpoint during a step in which this peer dies: then the last one before is taken."""
     _, optimizer = trained(1)
     inner = InnerState([optimizer], tmp_path, 2)
     save(inner, 0)
     assert not (tmp_path / "inner").exists()
-    for epoch in (6, 6, 9, 9, 12, 12, 13):
-        save(inner, epoch, {"first": not (tmp_path / "inner" / f"checkpoint-{epoch}").exists()})
-    assert saved_in(tmp_path) == ["checkpoint-12", "checkpoint-13"]
-    assert restore([optimizer], tmp_path / "checkpoint-12") == {"first": True}
-
-
-def test_the_last_one_before_is_taken_where_there_is_none_beside(tmp_path: Path) -> None:
-    """Commits may cause a checkpoint during a step in which this peer dies. State that was saved later than the
-    checkpoint is not used."""
-    _, optimizer = trained(1)
-    inner = InnerState([optimizer], tmp_path, 3)
-    for epoch in (4, 8, 12):
-        save(inner, epoch, {"epoch": epoch})
-    assert restore([optimizer], tmp_path / "checkpoint-11") == {"epoch": 8}
-    assert restore([optimizer], tmp_path / "checkpoint-3") == {}
+    for epoch in (6, 6, 9, 9, 12, 12, 15):
+        save(inner, epoch, {"epoch": epoch, "first": not (tmp_path / "inner" / f"checkpoint-{epoch}").exists()})
+    assert saved_in(tmp_path) == ["checkpoint-12", "checkpoint-15"]
+    for asked in (12, 14):
+        assert restore([optimizer], tmp_path / f"checkpoint-{asked}") == {"epoch": 12, "first": True}
+    assert restore([optimizer], tmp_path / "checkpoint-11") == {}
 
 
 def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

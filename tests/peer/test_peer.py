@@ -44,13 +44,6 @@ def test_a_model_needs_its_optimizer() -> None:
         Peer(parts, optimizer)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="sync_evry"):
         Peer(model, optimizer, config={"sync_evry": 1})
-
-
-def test_its_own_settings_may_be_a_dictionary() -> None:
-    """As the run's may."""
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert Peer(model, optimizer, local={"run_id": "mine"})._local_config == PeerConfig(run_id="mine", role="worker")
     with pytest.raises(ConfigError, match="checkpoint_dri=x is not a setting; did you mean checkpoint_dir"):
         Peer(model, optimizer, local={"checkpoint_dri": "x"})
 
@@ -117,22 +110,16 @@ def test_without_a_run_the_script_trains_as_before(monkeypatch: pytest.MonkeyPat
     assert surface <= set(dir(peer)) | {"addresses"}
 
 
-def test_with_a_run_named_it_is_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("P2P_DILOCO_RUN_ID", "named")
-    monkeypatch.setenv("P2P_DILOCO_SYNC_EVERY", "7")
-    peer = Peer.from_env(*parts())
-    assert isinstance(peer, Peer)
-    assert peer._local_config.run_id == "named"
-    assert peer._asked.given == {"sync_every": 7}
-
-
 def test_under_join_single_arguments_override_single_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that gives one setting of its own takes part in the run that `join` was given, with all other settings
     of `join`. If it names another run, it is told."""
     for name, value in (("JOINED_FILE", "x"), ("RUN_ID", "named"), ("SYNC_EVERY", "9"), ("NAME", "alice")):
         monkeypatch.setenv(f"P2P_DILOCO_{name}", value)
     assert JOINED_FILE in os.environ
-    peer = Peer(*parts(), config={"num_fragments": 3}, local=PeerConfig(keep=5))
+    peer = Peer.from_env(*parts())
+    assert isinstance(peer, Peer)
+    assert (peer._local_config.run_id, peer._asked.given) == ("named", {"sync_every": 9})
+    peer = Peer(*parts(), config={"num_fragments": 3}, local={"keep": 5})
     assert peer._asked.given == {"sync_every": 9, "num_fragments": 3}
     assert peer._local_config.given == {"run_id": "named", "name": "alice", "keep": 5, "role": "worker"}
     peer = Peer(*parts(), config=RunConfig(sync_every=4), local=PeerConfig(name="bob"))

@@ -146,19 +146,6 @@ def test_mix_applies_to_counted_exchanges(alpha: float, dropped: float) -> None:
     assert story.dropped == round(dropped)
 
 
-@pytest.mark.parametrize(("outcome", "blend"), [(KEPT, SENT), (COUNTED, NONE)])
-@pytest.mark.parametrize("since", [0, 4])
-def test_without_a_base_only_sent_progress_is_known(since: int, outcome: Outcome, blend: Blend) -> None:
-    """A trainer that stood still has no other progress; one that broke its wait off and went on loses the rest."""
-    story = Story()
-    story.trains(4)
-    story.sends()
-    story.gone = {0}
-    story.trains(since)
-    assert story.lands(outcome) == [blend]
-    assert story.dropped == since / 2
-
-
 @pytest.mark.parametrize("outcome", [COUNTED, KEPT, *LOG.values()])
 def test_on_a_base_that_was_changed_in_memory_nothing_is_known(outcome: Outcome) -> None:
     """All since the sending is dropped, and what was sent if no state counts it; nothing is mixed."""

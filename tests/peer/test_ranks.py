@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from p2p_diloco.errors import NodeDied, P2PDilocoError, RankDied
-from p2p_diloco.node import shared
 from p2p_diloco.peer import far, rank0
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.far import FarModel
@@ -229,20 +227,3 @@ def test_rank_0s_end_is_noticed(pair: Pair) -> None:
     pair.ranks.close()
     with pytest.raises(RankDied, match="rank 0, which speaks for this peer, has ended"):
         step.result(WITHIN_S)
-    with pytest.raises(RankDied):
-        pair.rank0.memory(4)
-
-
-def test_lent_memory_is_the_same_memory() -> None:
-    """Both processes see each other's writes, and the memory outlives the lender's descriptor."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        fd = shared.create(3)
-        mine = shared.SharedMemory(fd, 3)
-        shared.lend(fd, ours)
-        os.close(fd)
-        other = Rank0Client(1, theirs).memory(3)
-        mine.theta.fill_(2.0)
-        other.delta.fill_(3.0)
-        assert other.theta.tolist() == [2.0] * 3
-        assert mine.delta.tolist() == [3.0] * 3

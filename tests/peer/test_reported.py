@@ -41,9 +41,6 @@ def test_samples_of_any_library_are_a_whole_number(samples: Any) -> None:
 def test_what_can_be_no_samples_is_refused_in_one_sentence(samples: Any) -> None:
     with pytest.raises(ConfigError, match=r"samples=.* must be a whole number, 0 or more"):
         samples_of(samples)
-
-
-def test_samples_of_no_number_name_their_own_mend() -> None:
     with pytest.raises(ConfigError, match=r"samples=\[3\] is not one number; report how many samples"):
         samples_of([3])
 

@@ -71,8 +71,7 @@ class Run:
         return True
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", [1, 7, 32])
+@pytest.mark.parametrize(("workers", "size"), [(0, 1), (2, 7), (0, 32)])
 def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
     """The loader ends after all epochs, whatever the batches and the workers."""
     run, seen = Run(), list[int]()
@@ -82,19 +81,6 @@ def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
     assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
     assert run.shard.complete
     assert run.shard.epoch == EPOCHS
-
-
-def test_a_loop_that_is_left_loses_nothing() -> None:
-    """After `break`, a new loop gets what was drawn and not delivered; the batch of the broken turn is used with the
-    next step."""
-    run, seen = Run(), list[int]()
-    while not run.shard.complete:
-        for number, batch in enumerate(run.shard.loader(4, num_workers=2)):
-            seen += batch.tolist()
-            run.shard.stepped()
-            if number == 9:
-                break
-    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
 
 
 def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
@@ -113,8 +99,7 @@ def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
 
 
 def test_a_wrapper_that_fetches_ahead() -> None:
-    """With `ahead=1` the last delivered batch belongs to the next step. A loop that is left gives it back; the step
-    after a loop's end uses it."""
+    """With `ahead=1` the last delivered batch belongs to the next step. A loop that is left gives it back."""
     run = Run(each=50)
     loader = run.shard.loader(5, ahead=1)
     batches = iter(loader)
@@ -123,15 +108,6 @@ def test_a_wrapper_that_fetches_ahead() -> None:
     run.merge()
     assert run.used == ((0, 5),)
     assert next(iter(loader)).tolist() == run.shard.indices(((5, 10),))
-    run, seen = Run(), list[int]()
-    while not run.shard.complete:
-        batches = iter(run.shard.loader(7, ahead=1))
-        fetched = next(batches, None)
-        while fetched is not None:
-            batch, fetched = fetched, next(batches, None)
-            seen += batch.tolist()
-            run.shard.stepped()
-    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
 
 
 def test_a_loop_ends_before_its_last_step() -> None:
@@ -167,6 +143,8 @@ def test_it_is_no_sampler() -> None:
     """A DataLoader draws samples before it delivers them; the error names the loader."""
     with pytest.raises(UsageError, match=r"shard\.loader"):
         next(iter(torch.utils.data.DataLoader(Samples(), sampler=Run().shard)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        len(Run().shard)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +180,6 @@ def test_a_wrong_data_set_is_named(key: str, arguments: tuple[Any, ...]) -> None
     """What other peers could not read would stop the run without a word."""
     with pytest.raises((ConfigError, UsageError), match=key):
         data_set(*arguments)
-
-
-def test_a_shard_has_no_length() -> None:
-    with pytest.raises(TypeError):
-        len(Run().shard)
 
 
 class Turned(Ordered):

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.peer import devices
-from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
+from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -63,20 +62,6 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of a few elements, so that a small model takes many turns."""
     monkeypatch.setattr("p2p_diloco.peer.devices.CHUNK_BYTES", 16)
     monkeypatch.setattr("p2p_diloco.peer.local.CHUNK_BYTES", 16)
-
-
-@pytest.mark.parametrize("kind", STAGINGS)
-@pytest.mark.parametrize("chunks", [0, 1, 2, 5])
-def test_what_goes_through_comes_back_changed(kind: str, chunks: int) -> None:
-    """Each chunk's values are handed out once, in order, with their tag; what is written into them is the chunk's."""
-    vector = torch.arange(4.0 * chunks)
-    listed = [(part, number) for number, part in enumerate(torch.split(vector, 4))] if chunks else []
-    seen = []
-    for values, tag in STAGINGS[kind]().through(listed, fetch=True, store=True):
-        seen.append((tag, values.tolist()))
-        values.mul_(2)
-    assert seen == [(n, [4.0 * n + i for i in range(4)]) for n in range(chunks)]
-    assert vector.tolist() == [2.0 * i for i in range(4 * chunks)]
 
 
 def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> None:
@@ -200,14 +185,6 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     assert vector.tolist() == [3.0] * 4
     made = ["on side", "off", "recorded on side"]
     assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
-
-
-def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host memory needs no buffers, CUDA gets streams, and what torch knows else plain copies."""
-    assert isinstance(staging_for(torch.device("cpu")), InPlace)
-    assert isinstance(staging_for(torch.device("meta"))._copies, Copies)  # type: ignore[attr-defined]
-    monkeypatch.setattr(devices, "CudaCopies", lambda device: Copies())
-    assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
 
 
 @pytest.mark.parametrize("staged", [False, True])

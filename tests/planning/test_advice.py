@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.planning.advice import (
     advise,
     greatest_sync_every,
@@ -112,8 +111,3 @@ def test_the_greatest_h_leaves_enough_rounds_for_the_tokens(momentum: float, rou
     assert advise(found.changed(sync_every=most), 0.95, tokens).warnings == ()
     assert advise(found.changed(sync_every=most + 100), 0.95, tokens).warnings != ()
     assert advise(found, 0.95, None).sync_every_most is None
-
-
-def test_settings_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_fragments=1000000"):
-        friends().changed(num_fragments=1_000_000)

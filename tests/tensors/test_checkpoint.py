@@ -61,17 +61,8 @@ def test_what_was_saved_is_loaded_to_the_bit(tmp_path):
     assert manifest["run"] == {"sync_every": 500}
     assert manifest["versions"] == [[0, 1, "ab"]]
     assert names(tmp_path) == ["checkpoint-4"]
-
-
-def test_files_are_plain_safetensors_with_their_length_in_the_manifest(tmp_path):
-    """Any tool can read them."""
-    path = save(tmp_path, 2)
-    again = safetensors.torch.load((path / "outer.safetensors").read_bytes())
-    assert torch.equal(again["m.1"], torch.arange(10.0)[4:] * 2)
-    files = json.loads((path / "manifest.json").read_text())["files"]
-    assert {name: entry["bytes"] for name, entry in files.items()} == {
-        p.name: p.stat().st_size for p in path.glob("*.safetensors")
-    }
+    again = safetensors.torch.load((path / "outer.safetensors").read_bytes())  # any tool can read them
+    assert torch.equal(again["m.1"], torch.arange(10.0)[4:] * 4)
 
 
 def test_tensors_lie_aligned_in_their_files(tmp_path):
@@ -84,58 +75,27 @@ def test_tensors_lie_aligned_in_their_files(tmp_path):
         assert entry["data_offsets"][0] % sizes[entry["dtype"]] == 0
 
 
-def test_the_newest_are_kept(tmp_path):
-    """By epoch as a number, and nothing that isn't a checkpoint is touched."""
+@pytest.mark.parametrize(
+    ("saved", "keep", "kept"),
+    [
+        ([{"epoch": epoch} for epoch in (8, 9, 10, 11)], 2, [11, 10]),
+        ([{"epoch": 20}, {"epoch": 5}], 1, [5]),
+        ([{"epoch": 10}, {"epoch": 20}, {"epoch": 11, "generation": 1}], 2, [11, 20]),
+        ([{"epoch": e, "samples": s} for e, s in ((600, 6000), (110, 44000), (114, 45600))], 2, [114, 110]),
+        ([{"epoch": 10, "generation": 0}, {"epoch": 3, "generation": 0, "samples": 0}], 3, [3, 10]),
+        ([{"epoch": 3, "generation": 0, "samples": 0}, {"epoch": 4, "generation": 1}], 3, [4, 3]),
+    ],
+)
+def test_the_newest_are_kept(tmp_path, saved, keep, kept):
+    """A later generation is newer whatever its epoch, then more samples are, then a higher epoch; so neither the epochs
+    of an older state nor those of a lineage that was left behind win or push others out. What was just saved is never
+    pruned, and nothing that isn't a checkpoint is touched."""
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    for epoch in (8, 9, 10, 11):
-        save(tmp_path, epoch, keep=2)
-    assert names(tmp_path) == ["checkpoint-1", "checkpoint-10", "checkpoint-11", "notes.txt"]
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
-
-
-def test_a_later_generation_is_newer_whatever_its_epoch(tmp_path):
-    """After going back to an older state, the epochs that were left behind don't win, and don't push it
-    out.
-    """
-    for epoch in (10, 20):
-        save(tmp_path, epoch)
-    save(tmp_path, 11, keep=2, generation=1)
-    assert names(tmp_path) == ["checkpoint-11", "checkpoint-20"]
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
-
-
-def test_more_samples_are_newer_whatever_the_epoch(tmp_path):
-    """As versions compare: the epochs of a lineage that was left behind neither win nor push the greater one out."""
-    for epoch, samples in ((598, 5980), (600, 6000), (110, 44000), (112, 44800), (114, 45600)):
-        save(tmp_path, epoch, generation=0, samples=samples)
-    assert names(tmp_path) == ["checkpoint-110", "checkpoint-112", "checkpoint-114"]
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-114"
-    assert [path.name for path in checkpoint.whole(tmp_path)] == ["checkpoint-114", "checkpoint-112", "checkpoint-110"]
-
-
-def test_one_without_samples_is_read_and_older_than_any_with(tmp_path):
-    """Of two without, the epoch decides."""
-    for epoch in (9, 10):
-        save(tmp_path, epoch, generation=0)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-10"
-    save(tmp_path, 3, generation=0, samples=0)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
-    save(tmp_path, 4, generation=1)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-4"
-
-
-def test_what_was_just_saved_is_never_pruned(tmp_path):
-    save(tmp_path, 20)
-    save(tmp_path, 5, keep=1)
-    assert names(tmp_path) == ["checkpoint-5"]
-
-
-def test_the_same_epoch_again_replaces(tmp_path):
-    save(tmp_path, 3, note="first")
-    save(tmp_path, 3, note="second")
-    assert checkpoint.load(tmp_path / "checkpoint-3")[1]["note"] == "second"
-    assert names(tmp_path) == ["checkpoint-3"]
+    for manifest in saved:
+        save(tmp_path, keep=keep, **manifest)
+    assert names(tmp_path) == sorted(["checkpoint-1", "notes.txt", *(f"checkpoint-{epoch}" for epoch in kept)])
+    assert [checkpoint.epoch_of(path) for path in checkpoint.whole(tmp_path)] == kept
 
 
 def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path, monkeypatch):
@@ -159,7 +119,7 @@ def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path, mon
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert checkpoint.load(found)[1]["note"] == "third"
-    assert found.name == "checkpoint-3"
+    assert names(tmp_path) == ["checkpoint-3"]
     save(tmp_path, 4, keep=1)
     assert names(tmp_path) == ["checkpoint-4"]
 
@@ -186,28 +146,14 @@ def edit(path: Path) -> None:
     (path / "manifest.json").write_text(text.replace('"epoch": 9', '"epoch": 90'))
 
 
-def newer_format(path: Path) -> None:
-    (path / "manifest.json").write_text(json.dumps({"format": 4}))
-
-
-def older_format(path: Path) -> None:
-    """Whole and sealed, of a time when its layout had other names."""
-    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 2}
-    sealed = {key: value for key, value in manifest.items() if key != "seal"}
-    (path / "manifest.json").write_text(json.dumps({**sealed, "seal": checkpoint._seal(sealed)}))
-
-
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
         (lambda p: (p / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is truncated or no JSON"),
-        (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_text("[" * 10**6), "manifest.json is truncated or no JSON"),
-        (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not a manifest of p2p"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not a manifest of p2p_diloco"),
-        (newer_format, "it has format 4, and this version reads format 3"),
-        (older_format, "it has format 2, and this version reads format 3"),
+        (lambda p: (p / "manifest.json").write_text('{"format": 2}'), "it has format 2, and this version reads form"),
         (edit, "manifest.json has been altered"),
         (lambda p: (p / "theta.safetensors").unlink(), "theta.safetensors can't be read: No such file"),
         (truncate, r"outer.safetensors has 20 bytes instead of \d+"),
@@ -304,16 +250,6 @@ def test_everything_is_on_the_disk_before_the_folder_gets_its_name(tmp_path, mon
     monkeypatch.setattr(Path, "rename", renamed)
     checkpoint.save(tmp_path, 1, {"theta": {"all": torch.zeros(2)}}, {}, keep=1)
     assert done == ["theta.safetensors", "manifest.json", ".checkpoint-unfinished", "rename", tmp_path.name]
-
-
-@pytest.mark.parametrize(
-    ("epoch", "stem", "manifest", "keep"),
-    [(-1, "a", {}, 1), (1, "../a", {}, 1), (1, "a", {"files": 1}, 1), (1, "a", {}, 0)],
-)
-def test_calls_that_cant_be_meant_are_refused(tmp_path, epoch, stem, manifest, keep):
-    with pytest.raises(ValueError, match="must"):
-        checkpoint.save(tmp_path, epoch, {stem: {}}, manifest, keep)
-    assert not names(tmp_path)
 
 
 def test_a_dtype_that_has_no_name_in_a_file_is_refused_by_the_tensors_name(tmp_path):

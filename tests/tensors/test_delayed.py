@@ -16,7 +16,7 @@ from p2p_diloco.tensors.delayed import VARIANTS, DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer, State
-from p2p_diloco.tensors.outer_state import OuterState, joined
+from p2p_diloco.tensors.outer_state import OuterState
 
 PAPER = {
     2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049],
@@ -87,16 +87,6 @@ def test_full_buffers_are_synchronous_rounds(order: tuple[int, ...]) -> None:
     torch.testing.assert_close(after[-1], rounds(dn, [sent[r].mean(0) for r in range(4)]))
 
 
-def test_a_window_of_all_is_a_round() -> None:
-    """N submissions as one commit of their mean: one Nesterov step, in either variant."""
-    torch.manual_seed(2)
-    means = [torch.randn(4) for _ in range(3)]
-    for size in (2, 3, 5):
-        dn = delayed(size, lr=0.7)
-        after, _ = run(dn, [(mean, size) for mean in means])
-        torch.testing.assert_close(after[-1], rounds(dn, means))
-
-
 def test_the_order_of_operations_is_the_reference() -> None:
     """To the bit, and over block boundaries, what the lines of the module say, one rounding each."""
     torch.manual_seed(3)
@@ -159,40 +149,6 @@ def submit(to: OuterState, index: int, grad: Tensor, submissions: int, buffered:
     """Make a step; returns the slice's digest after it."""
     to.step(index, to.slices[index], codecs.encode(grad, "fp32"), "fp32", submissions, buffered)
     return to.slices[index].digest()
-
-
-def test_each_slice_has_its_own_buffer() -> None:
-    """A state with a buffer takes the steps of the formula, slice by slice."""
-    made, grads = held(), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])]
-    for fill in range(2):
-        submit(made, 0, grads[0], 1, fill)
-    submit(made, 1, grads[1], 2, 0)
-    expected = [run(delayed(3, lr=0.7), [(grads[0], 1)] * 2)[1], run(delayed(3, lr=0.7), [(grads[1], 2)])[1]]
-    for index in (0, 1):
-        assert torch.equal(made.slices[index].state["b"], expected[index]["b"])
-        assert made.slices[index].state["b"].any()
-
-
-def test_the_buffer_travels_with_the_state() -> None:
-    """What one exports another stages, to the same digest; from there both go on alike, also with the N-th."""
-    one, other = held(), held()
-    for fill in range(2):
-        submit(one, 0, torch.tensor([1.0, -2.0, 3.0]), 1, fill)
-    staged = other.stage(0, joined(one.slices[0].export()))
-    assert staged.digest() == one.slices[0].digest()
-    assert one.nbytes(0) == 4 * 3 * 3
-    other.adopt(0, staged)
-    last = torch.tensor([0.5, 0.25, 0.125])
-    assert submit(one, 0, last, 1, 2) == submit(other, 0, last, 1, 2)
-    assert torch.equal(one.slices[0].theta, other.slices[0].theta)
-
-
-def test_the_digest_covers_the_buffer() -> None:
-    """A bit of the buffer that changes is seen."""
-    made = held()
-    digest = submit(made, 0, torch.ones(3), 1, 0)
-    made.slices[0].state["b"][1] += 1e-6
-    assert made.slices[0].digest() != digest
 
 
 def test_a_buffer_that_leads_beyond_fp32_is_refused() -> None:

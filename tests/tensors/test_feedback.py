@@ -21,10 +21,6 @@ NUMEL, CARRY_ROUNDS = 200, 2
 COUNTED, KEPT = Outcome(counted=True), Outcome()
 
 
-def test_casts_keep_nothing() -> None:
-    assert LOSSY == ["int8", "int4", "e3m0", "topk"]
-
-
 def sent(feedback: Feedback, delta: Tensor, codec: str, id: ContributionId) -> Tensor:
     """Send a pseudo-gradient; what is decoded of it."""
     raw = bytes(codecs.encode(feedback.added(delta), codec))
@@ -132,7 +128,7 @@ happenings = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(st.sampled_from(LOSSY), st.integers(0, 10**6), st.lists(happenings, min_size=5, max_size=40))
 @example("int8", 0, ["train", *["send"] * 3, "missed", *["send"] * 3, "late"])  # the first of two given up counts
 @example("int8", 0, ["train", "send", "counted", "forked", "forked"])  # two lineages lose one after the other
@@ -189,23 +185,6 @@ def test_the_residual_before_a_lost_lineage_is_exact() -> None:
     assert not torch.equal(one, two)
 
 
-@pytest.mark.parametrize(("counted", "stays"), [(None, True), (id(1), True), (id(2), False), (id(9), False)])
-def test_a_residual_that_was_counted_is_not_sent_again(counted: ContributionId | None, *, stays: bool) -> None:
-    """Dropped for its age, nothing of the residual went along; with an older contribution that is counted, all did."""
-    feedback = Feedback(NUMEL)
-    sent(feedback, torch.randn(NUMEL), "topk", id(1))
-    feedback.merge(COUNTED, id(1))
-    before = feedback.residual.clone()
-    for sequence in (2, 3):
-        delta = sequence * torch.ones(NUMEL)
-        last = sent(feedback, delta, "topk", id(sequence))
-        feedback.merge(KEPT, id(1))
-    feedback.merge(Outcome(dropped=OLD) if stays else Outcome(dropped=PART), counted)
-    assert torch.equal(feedback.residual, before) is stays
-    if not stays:
-        assert torch.equal(feedback.residual, before + delta - last)
-
-
 def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
     """What was dropped for its age, with what would be left of it, and the residual that went along."""
     feedback = Feedback(NUMEL)
@@ -232,27 +211,6 @@ def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
     torch.testing.assert_close(feedback.residual, left)
     feedback.merge(KEPT, id(1))
     torch.testing.assert_close(feedback.residual, before)
-
-
-@pytest.mark.parametrize("when", ["before it is counted", "after it was counted"])
-def test_given_up_contributions_are_settled_with_later_ones(when: str) -> None:
-    """Both the next contribution and the one that was given up took the residual along: counted both, they leave what
-    each lost, less what one of them sent once too often.
-    """
-    feedback, left, before = given_up("e3m0")
-    delta = torch.randn(NUMEL)
-    since = before + delta - sent(feedback, delta, "e3m0", id(4))
-    if when == "before it is counted":
-        feedback.merge(KEPT, id(3))
-        torch.testing.assert_close(feedback.residual, left)
-        feedback.merge(COUNTED, id(4))
-    else:
-        feedback.merge(COUNTED, id(4))
-        assert torch.equal(feedback.residual, since)
-        feedback.merge(Outcome(dropped=LEFT), id(3))
-        torch.testing.assert_close(feedback.residual, left)
-        feedback.merge(KEPT, id(4))
-    torch.testing.assert_close(feedback.residual, left + since - before)
 
 
 @pytest.mark.parametrize("counted", [id(2), id(3)])

@@ -13,7 +13,7 @@ from torch import nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
-from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, SliceSpec, specs_of, trainable
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, specs_of, trainable
 from p2p_diloco.tensors.partition import SLICE_ELEMENTS_MAX, SLICE_ELEMENTS_MIN, SLICES, SLICES_MAX
 
 sizes_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
@@ -87,12 +87,6 @@ def test_every_number_of_peers_shares_the_aggregation_nearly_evenly(numel, peers
     assert 1 + (peers - 2) * share <= 1.2 * (1 + (peers - 2) / peers)
 
 
-def test_few_elements_stay_in_one_slice():
-    """Up to twice the least length of a slice a model is one slice."""
-    assert partition.spread(2 * SLICE_ELEMENTS_MIN - 1, SLICES_MAX) == 1
-    assert partition.spread(2 * SLICE_ELEMENTS_MIN, SLICES_MAX) == 2
-
-
 @pytest.mark.parametrize("fragments", [1, 4, 20, 100, 900])
 def test_many_fragments_are_not_spread_over_too_many_slices(fragments):
     """All fragments together have SLICES_MAX slices at most, if no slice must be cut for its length; each one has one
@@ -111,7 +105,7 @@ def test_given_slice_elements_replace_the_choice():
     assert len(Layout.build(model, slice_elements=99_999).slices) == 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes_lists, st.data())
 def test_the_largest_contiguous_fragment_is_as_small_as_any_cut_makes_it(sizes, data):
     """Against every possible cut, by force."""
@@ -142,37 +136,28 @@ def test_strided_deals_blocks_round_and_balances_the_rest():
     assert plan.fragment_of["head.weight"] == 0
 
 
-def test_what_is_in_no_block_is_placed_largest_first():
-    """1, 1 and 4 in two fragments: 4 against 1 + 1, not 5 against 1."""
-    assert partition.strided(["a", "b", "c"], [1, 1, 4], 2) == ((2,), (0, 1))
-
-
-def test_strided_counts_blocks_by_appearance():
-    """nn.Sequential numbers its activations too: blocks 0, 2, 4 are the first, second and third."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    plan = FragmentPlan(model, 3, 3, "strided")
-    assert [plan.fragment_of[f"{i}.weight"] for i in (0, 2, 4)] == [0, 1, 2]
-
-
-def test_a_block_is_the_outermost_number_in_a_name():
-    """Experts inside a layer stay with their layer."""
-    names = ["m.layers.0.experts.0.w", "m.layers.0.experts.1.w", "m.layers.1.experts.0.w"]
-    assert partition.strided(names, [1, 1, 1], 2) == ((0, 1), (2,))
-
-
-def test_tied_parameters_come_once_under_their_first_name():
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model[1].weight = model[0].weight
-    assert list(trainable(model)) == ["0.weight"]
-    assert Layout.build(specs_of(model)).numel == 9
+@pytest.mark.parametrize(
+    ("names", "sizes", "fragments"),
+    [
+        (["a", "b", "c"], [1, 1, 4], ((2,), (0, 1))),
+        (["0.w", "2.w", "4.w"], [1, 1, 1], ((0, 2), (1,))),
+        (["m.layers.0.experts.0.w", "m.layers.0.experts.1.w", "m.layers.1.experts.0.w"], [1, 1, 1], ((0, 1), (2,))),
+    ],
+)
+def test_which_blocks_a_strided_layout_sees(names, sizes, fragments):
+    """What is in no block is placed largest first; blocks count by appearance; a block is the outermost number."""
+    assert partition.strided(names, sizes, 2) == fragments
 
 
 def test_only_trainable_parameters_are_trained():
-    """Buffers have no gradient, and a frozen or empty parameter has nothing to say."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    """Buffers have no gradient, and a frozen or empty parameter has nothing to say; a tied one comes once, under its
+    first name."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3, bias=False))
     model[0].bias.requires_grad_(False)
+    model[2].weight = model[0].weight
     model.register_parameter("empty", nn.Parameter(torch.empty(0)))
     assert list(trainable(model)) == ["0.weight", "1.weight", "1.bias"]
+    assert Layout.build(specs_of(model)).numel == 9 + 3 + 3
 
 
 def test_a_model_without_trainable_parameters_is_refused():
@@ -180,24 +165,21 @@ def test_a_model_without_trainable_parameters_is_refused():
         trainable(nn.Linear(2, 2).requires_grad_(False))
 
 
-@pytest.mark.parametrize("how", ["contiguous", "strided"])
-def test_more_fragments_than_there_is_to_send_are_refused(how):
-    """The sentence names the key, the value and the most that would do."""
-    with pytest.raises(ConfigError, match=r"num_fragments=5 is too many: .*; use at most 4"):
-        Layout.build(specs([1, 2, 3, 4]), 5, how)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ({"num_fragments": 0}, "num_fragments=0 must be at least 1"),
+        ({"num_fragments": 5}, "num_fragments=5 is too many: .*; use at most 4"),
+        ({"num_fragments": 5, "fragment_layout": "strided"}, "num_fragments=5 is too many: .*; use at most 4"),
         ({"slice_elements": 0}, "slice_elements=0 must be at least 1"),
         ({"fragment_layout": "zigzag"}, "fragment_layout=zigzag is unknown; use contiguous or strided"),
     ],
 )
 def test_arguments_that_make_no_layout_are_refused(arguments, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        Layout.build(specs([1, 2]), **arguments)
+        Layout.build(specs([1, 2, 3, 4]), **arguments)
+    with pytest.raises(ConfigError, match="sync_every=2 is less than the number of fragments, 3; use at least"):
+        FragmentPlan(Blocks(3), 3, 2)
 
 
 def test_the_fingerprint_is_the_models_not_the_precisions_nor_the_cuts():
@@ -224,14 +206,7 @@ def test_the_difference_is_told_parameter_by_parameter():
         "d: not in the run, 5 here",
     ]
     assert run.difference(run) == []
-
-
-def test_another_order_of_the_same_parameters_is_a_difference():
-    """What the fingerprint refuses, the difference must explain."""
-    run = Layout.build(specs([2, 2]))
-    assert run.difference(Layout.build(run.params[::-1])) == [
-        "p0: in the run's order it stands where this model has p1"
-    ]
+    assert run.difference(Layout.build(run.params[::-1])) == ["a: in the run's order it stands where this model has c"]
 
 
 BUFFERS = (
@@ -262,13 +237,6 @@ def test_buffers_come_last_each_with_the_fragment_of_its_module():
     assert layout.numel == 21
     named = {name: name for name, _ in flat}
     assert layout.arrange(named) == [name for name, _ in flat]
-
-
-def test_buffers_change_neither_the_parameters_places_nor_their_slices():
-    alone = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2)
-    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, buffers=BUFFERS)
-    assert layout.slices[: len(alone.slices)] == alone.slices
-    assert [layout.offset(index) for index in (0, 1)] == [alone.offset(index) for index in (0, 1)]
 
 
 def test_another_shape_or_kind_of_a_buffer_is_another_model():
@@ -335,51 +303,12 @@ def test_what_is_no_layout_is_refused(change):
         Layout.from_wire({**wire, **change})
 
 
-def test_a_layout_of_thousands_of_parameters_is_cut_at_once():
-    """Cutting costs about a pass over the list, not its square."""
-    sizes = [1 + (i * 7919) % 10_007 for i in range(20_000)]
-    layout = Layout.build(specs(sizes), 500)
-    loads = [sum(sizes[index] for index in members) for members in layout.fragments]
-    assert max(loads) < 1.1 * sum(sizes) / 500
-
-
-def test_arrange_gives_values_in_flat_order():
-    layout = Layout.build(specs([1, 1, 1, 1], ["b.0.w", "b.1.w", "b.2.w", "b.3.w"]), 2, "strided")
-    named = {spec.name: spec.name for spec in layout.params}
-    assert layout.arrange(named) == ["b.0.w", "b.2.w", "b.1.w", "b.3.w"]
-    assert layout.slices == (SliceSpec(0, 0, 0, 2), SliceSpec(1, 1, 2, 4))
-
-
 def test_fragments_fall_due_in_turn():
-    """H = 600 and three fragments: one every 200 steps."""
+    """H = 600 and three fragments: one every 200 steps. The plan of a layout is that of the model."""
     plan = FragmentPlan(Blocks(3), num_fragments=3, sync_every=600)
     due = {step: plan.due(step) for step in (0, 100, 200, 201, 399, 400, 600, 800)}
     assert due == {0: None, 100: None, 200: 0, 201: None, 399: None, 400: 1, 600: 2, 800: 0}
+    assert sorted(itertools.chain(*plan.fragments)) == sorted(trainable(Blocks(3)))
+    same = FragmentPlan.of(Layout.build(specs_of(Blocks(3)), 3), 600)
+    assert (same.fragments, same.fragment_of) == (plan.fragments, plan.fragment_of)
     assert plan.interval == 200
-
-
-def test_a_plan_names_each_parameter_once():
-    """The plan of a model and the plan of its layout are one."""
-    model = Blocks(3)
-    plan = FragmentPlan(model, 3, 6)
-    assert sorted(itertools.chain(*plan.fragments)) == sorted(trainable(model))
-    assert all(name in plan.fragments[f] for name, f in plan.fragment_of.items())
-    same = FragmentPlan.of(Layout.build(specs_of(model), 3), 6)
-    assert (same.fragments, same.fragment_of, same.interval) == (
-        plan.fragments,
-        plan.fragment_of,
-        plan.interval,
-    )
-
-
-def test_a_plan_divides_any_number_of_steps():
-    """H = 500 and three fragments: after 166, 333 and 500 steps."""
-    plan = FragmentPlan(Blocks(3), 3, 500)
-    assert [step for step in range(1, 1001) if plan.due(step) is not None] == [166, 333, 500, 666, 833, 1000]
-    assert plan.interval == 166
-
-
-@pytest.mark.parametrize("every", [2, 0])
-def test_fewer_steps_than_fragments_are_refused(every):
-    with pytest.raises(ConfigError, match=rf"sync_every={every} is less than the number of fragments, 3; use at least"):
-        FragmentPlan(Blocks(3), 3, every)

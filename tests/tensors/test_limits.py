@@ -66,14 +66,6 @@ def test_contributions_of_equal_length_are_averaged_to_the_bit_as_without_limits
     assert torch.equal(mean_of(alike, "clip", weights), mean_of(alike, "mean", weights))
 
 
-@settings(max_examples=50, deadline=None)
-@given(seeds, st.integers(3, 8))
-def test_the_same_contribution_of_all_is_the_mean(seed, count):
-    """centered_clip, too: all distances are 0, up to rounding."""
-    (values,) = vectors(seed, 1)
-    assert torch.allclose(mean_of([values] * count, "centered_clip"), values, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_contributions_are_averaged_without_limits(aggregation, count):
@@ -106,7 +98,7 @@ def test_peers_that_all_trained_nothing_are_averaged(aggregation):
 # -- what a liar gets
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seeds, st.integers(2, 7), LIARS, st.sampled_from(LIMITED), st.floats(WEIGHT_MIN, WEIGHT_MAX))
 def test_a_mean_is_never_longer_than_the_longest_honest_contribution(seed, honest, kind, aggregation, weight):
     """With one liar, whatever it sends with whatever weight."""
@@ -115,7 +107,7 @@ def test_a_mean_is_never_longer_than_the_longest_honest_contribution(seed, hones
     assert lied.norm() <= NORM_TIMES * max(value.norm() for value in values) * (1 + 1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seeds, st.integers(2, 7), LIARS, st.floats(0.5, WEIGHT_MAX))
 def test_a_liar_moves_the_mean_by_at_most_its_share_of_twice_a_length(seed, honest, kind, weight):
     """clip, honest contributions of equal length R and weight: by 2·R·p, p = k / (n − 1 + k) with k = WEIGHT_TIMES."""
@@ -123,32 +115,6 @@ def test_a_liar_moves_the_mean_by_at_most_its_share_of_twice_a_length(seed, hone
     lied = mean_of([*values, liar(kind, values, seed)], "clip", [1.0] * honest + [weight])
     moved = (lied - mean_of(values, "mean")).norm()
     assert moved <= 2 * WEIGHT_TIMES / (honest + WEIGHT_TIMES) * (1 + 1e-5)
-
-
-@settings(max_examples=100, deadline=None)
-@given(seeds, st.integers(3, 7), LIARS)
-def test_centring_takes_less_of_a_liar_than_clipping(seed, honest, kind):
-    """Where honest peers agree well and a liar opposes them."""
-    values = [vectors(seed, 1)[0] + 0.1 * value for value in vectors(seed + 1, honest)]
-    against, wanted = -10 * values[0], mean_of(values, "mean")
-    off = [(mean_of([*values, against], method) - wanted).norm() for method in ("clip", "centered_clip")]
-    assert off[1] < 0.5 * off[0]
-
-
-@pytest.mark.parametrize("aggregation", LIMITED)
-def test_a_weight_counts_at_most_a_multiple_of_the_median(aggregation):
-    """2⁴⁰ counts as WEIGHT_TIMES the median of 100, 100, 104 and itself."""
-    values = vectors(6, 4)
-    bounded = [100.0, 100.0, 104.0, WEIGHT_TIMES * 102]
-    claimed = [100.0, 100.0, 104.0, WEIGHT_MAX]
-    assert torch.equal(mean_of(values, aggregation, claimed), mean_of(values, aggregation, bounded))
-
-
-def test_the_plain_mean_has_no_limits():
-    """Checks the tests above: what they bound is there without limits."""
-    values = [*vectors(7, 3), torch.full((NUMEL,), 1e6)]
-    assert mean_of(values, "mean").norm() > 1e6
-    assert mean_of(values, "clip").norm() < 2
 
 
 # -- to the bit
@@ -203,18 +169,6 @@ def test_centred_clipping_is_the_formula_of_the_paper():
         taken = [min(1.0, radius / distance) for distance in distances]
         v = v + sum(s * t * (y - v) for s, t, y in zip(shares, taken, near, strict=True))
     assert torch.allclose(mean_of(values, "centered_clip", weights).double(), v, rtol=1e-4, atol=1e-6)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seeds, st.integers(3, 6), st.sampled_from(LIMITED), st.randoms())
-def test_arrival_order_changes_no_bit(seed, count, aggregation, random):
-    given_ = [
-        (f"peer{index}", 1.0, bytes(codec.encode(value, "bf16"))) for index, value in enumerate(vectors(seed, count))
-    ]
-    shuffled = list(given_)
-    random.shuffle(shuffled)
-    means = [weighted_mean(order, "bf16", NUMEL, aggregation=aggregation) for order in (given_, shuffled)]
-    assert torch.equal(*means)
 
 
 @pytest.mark.parametrize("name", codec.CODECS)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors.flat import BLOCK
@@ -52,11 +49,6 @@ def test_the_numbers_of_the_formula(lr, momentum, theta, grads, expected):
     assert run(OuterOptimizer(lr=lr, momentum=momentum), grads, theta) == pytest.approx(expected, rel=1e-6)
 
 
-def test_plain_momentum_descends_along_the_buffer():
-    """θ − η m: 1, then 1.9 and so on."""
-    assert run(OuterOptimizer(lr=1.0, nesterov=False), [1.0] * 3) == pytest.approx([-1.0, -2.9, -5.61])
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("numel", [1, 1000, 2 * BLOCK + 3])
 def test_the_documented_order_of_operations_to_the_bit(nesterov, numel):
@@ -75,45 +67,7 @@ def test_the_documented_order_of_operations_to_the_bit(nesterov, numel):
         assert np.array_equal(theta.numpy(), t)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.floats(0, 2),
-    st.floats(0, 0.999),
-    st.booleans(),
-    st.integers(1, 8),
-)
-def test_sgd_is_torchs_to_rounding(seed, lr, momentum, nesterov, steps):
-    """Within 1e-6 of torch.optim.SGD, relative to the largest values on the way, for any η, μ and either
-    momentum.
-    """
-    nesterov = nesterov and momentum > 0
-    torch.manual_seed(seed)
-    outer = OuterOptimizer(lr=lr, momentum=momentum, nesterov=nesterov)
-    theta, state = torch.randn(17), outer.init_state(17)
-    param = torch.nn.Parameter(theta.clone())
-    reference = torch.optim.SGD([param], lr=lr, momentum=momentum, nesterov=nesterov, foreach=False)
-    scale = theta.abs()
-    for _ in range(steps):
-        grad = torch.randn(17)
-        theta, state = outer.step(theta, state, grad)
-        param.grad = grad.clone()
-        reference.step()
-        scale = torch.maximum(scale, theta.abs()) + lr * grad.abs() / (1 - momentum)
-        assert bool(((theta - param.detach()).abs() <= 1e-6 * scale).all())
-
-
-def test_no_rate_leaves_theta_alone_and_keeps_the_momentum_for_later():
-    """η = 0; and with μ = 0 the state is the last gradient, so that a live change of μ finds its buffer."""
-    theta, grad = torch.randn(9), torch.randn(9)
-    outer = OuterOptimizer(lr=0.0, momentum=0.0)
-    after, state = outer.step(theta, outer.init_state(9), grad)
-    assert torch.equal(after, theta)
-    assert torch.equal(state["m"], grad)
-    assert replace(outer, momentum=0.9).state_lengths(9) == outer.state_lengths(9) == {"m": 9}
-
-
-@pytest.mark.parametrize(("name", "options"), [("sgd", {}), *OTHERS])
+@pytest.mark.parametrize(("name", "options"), [("sgd", {}), ("Adam", {})])
 def test_a_step_touches_none_of_its_inputs(name, options):
     """And what it gives shares no memory with them."""
     outer = OuterOptimizer(name, lr=0.01, options=options)
@@ -151,23 +105,6 @@ def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, opt
     assert state["step"].item() == 6
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE, "sgd"])
-def test_every_optimizer_of_the_table_is_element_wise(name):
-    """A slice stepped in two halves is the slice stepped whole: the property that lets slices be flat
-    slices.
-    """
-    torch.manual_seed(3)
-    outer = OuterOptimizer(name, lr=0.01)
-    halves = [slice(0, 5), slice(5, 12)]
-    theta, whole = torch.randn(12), outer.init_state(12)
-    parts = [(theta[h], outer.init_state(theta[h].numel())) for h in halves]
-    for _ in range(4):
-        grad = torch.randn(12)
-        theta, whole = outer.step(theta, whole, grad)
-        parts = [outer.step(t, s, grad[h]) for (t, s), h in zip(parts, halves, strict=True)]
-        torch.testing.assert_close(torch.cat([t for t, _ in parts]), theta, rtol=1e-6, atol=1e-7)
-
-
 def test_names_may_be_written_in_any_case():
     assert run(OuterOptimizer("adamw", lr=0.1), [1.0]) == run(OuterOptimizer("AdamW", lr=0.1), [1.0])
     assert run(OuterOptimizer("SGD"), [1.0]) == run(OuterOptimizer(), [1.0])
@@ -179,28 +116,23 @@ def test_names_may_be_written_in_any_case():
         ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use sgd, the name of a class of torch.optim, or package"),
         ({"name": "LBFGS"}, "outer_optimizer=LBFGS can't step a slice, which is a flat part of the model .*closure"),
         ({"name": "Adafactor"}, "outer_optimizer=Adafactor is not element-wise"),
-        ({"name": "Muon"}, "outer_optimizer=Muon can't step a slice, .*Muon only supports 2D"),
         ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a slice, .*dense gradients"),
         ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
         ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
-        ({"name": "Adam", "options": {"betas": 5}}, "outer_options=betas=5 doesn't suit Adam"),
         (
             {"name": "Adam", "options": {"betas": [2, 3]}},
             "outer_options=betas=2,3 doesn't suit Adam: Invalid beta",
         ),
-        ({"name": "Adam", "options": {"eps": "x"}}, "outer_options=eps=x doesn't suit Adam"),
         ({"name": "Adam", "options": {"lr": 1}}, "outer_options.lr=1 may not be set; set outer_lr instead"),
         (
             {"name": "Adam", "options": {"fused": True}},
             "outer_options.fused=on may not be set; .* always off",
         ),
-        ({"name": "Adam", "options": {"foreach": True}}, "outer_options.foreach=on may not be set"),
-        ({"name": "Adam", "options": {"capturable": True}}, "outer_options.capturable=on may not be set"),
         ({"options": {"weight_decay": 0.1}}, "outer_options=weight_decay=0.1 has no meaning for sgd"),
         ({"lr": -1.0}, "outer_lr=-1.0 must be 0 or more"),
         ({"lr": float("nan")}, "outer_lr=nan must be 0 or more"),
         ({"momentum": 1.0}, "outer_momentum=1.0 must be at least 0 and less than 1"),
-        ({"momentum": float("nan")}, "outer_momentum=nan must be"),
+        ({"name": "nowhere:X"}, r"nowhere:X can't be imported \(No module named 'nowhere'\); install it"),
     ],
 )
 def test_what_cant_be_is_refused_with_key_value_and_mend(arguments, sentence):
@@ -290,14 +222,8 @@ def test_a_class_of_any_package_goes_on_as_one_long_life(classes, name, kept):
         ("Noisy", "makes another step each time, so the peers' models would differ"),
         ("Whole", "can't step a slice.*its state factor is neither as long as the parameter nor one number"),
         ("NoOptimizer", "is no class of optimizers"),
-        ("Missing", "is no class of optimizers"),
     ],
 )
 def test_a_class_that_cant_be_an_outer_optimizer_is_refused_with_the_reason(classes, name, sentence):
     with pytest.raises(ConfigError, match=f"outer_optimizer={classes}{name} {sentence}"):
         OuterOptimizer(classes + name, lr=0.1)
-
-
-def test_a_package_that_isnt_there_is_named():
-    with pytest.raises(ConfigError, match=r"nowhere:X can't be imported \(No module named 'nowhere'\); install it"):
-        OuterOptimizer("nowhere:X", lr=0.1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.tensors import outer_state, running, step_limit
+from p2p_diloco.tensors import running, step_limit
 from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
@@ -30,10 +30,10 @@ def drawn(seed: int, numel: int = 2 * SIZE) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [Threads(1), Threads(3)], ids=["one thread", "three threads"])
-@pytest.mark.parametrize("codec", ["bf16", "fp32", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
 @pytest.mark.parametrize(
     ("outer", "limit"),
-    [(NESTEROV, 0.0), (NESTEROV, 2.0), (DelayedNesterov(NESTEROV, 4), 0.0), (OuterOptimizer("adam", 0.1), 2.0)],
+    [(NESTEROV, 0.0), (NESTEROV, 2.0), (DelayedNesterov(NESTEROV, 4), 2.0), (OuterOptimizer("adam", 0.1), 2.0)],
     ids=["sgd", "limited", "delayed", "adam"],
 )
 def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, threads: Threads) -> None:
@@ -41,7 +41,7 @@ def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, 
     made, rates = OuterState(LAYOUT, outer, drawn(0), limit, threads), (0.5, 0.8)
     theta = [drawn(0)[:SIZE], drawn(0)[SIZE:]]
     state = [dict(held.state) for held in made.slices]
-    for number in range(6):
+    for number in range(5):
         for index in range(2):
             mean = encode(drawn(10 + number, SIZE) * 10.0**number, codec)
             factor = made.step(index, made.slices[index], mean, codec, 1, number % 4, rates)
@@ -78,12 +78,14 @@ def test_buffers_move_towards_what_is_sent() -> None:
     assert torch.equal(made.slices[1].theta, expected[1])
 
 
-@pytest.mark.parametrize("outer", [OuterOptimizer(), OuterOptimizer("Adam", lr=0.1), OuterOptimizer("ASGD", lr=0.1)])
-def test_exported_state_goes_on_elsewhere_to_the_bit(outer: OuterOptimizer) -> None:
+@pytest.mark.parametrize(
+    "outer", [NESTEROV, OuterOptimizer("Adam", lr=0.1), OuterOptimizer("ASGD", lr=0.1), DelayedNesterov(NESTEROV, 4)]
+)
+def test_exported_state_goes_on_elsewhere_to_the_bit(outer: Any) -> None:
     """Its digest is the same there, also once the buffer that brought it is used again; and so is the next step."""
-    giver, taker = OuterState(LAYOUT, outer, drawn(0)), OuterState(LAYOUT, outer, drawn(5))
-    for seed in range(2):
-        giver.step(1, giver.slices[1], encode(drawn(seed, SIZE), "bf16"), "bf16")
+    giver, taker = OuterState(LAYOUT, outer, drawn(0), 2.0), OuterState(LAYOUT, outer, drawn(5), 2.0)
+    for seed in range(3):
+        giver.step(1, giver.slices[1], encode(drawn(seed, SIZE), "bf16"), "bf16", 1, seed)
     raw = bytearray(joined(giver.slices[1].export()))
     assert len(raw) == giver.nbytes(1)
     staged = taker.stage(1, raw)
@@ -91,16 +93,8 @@ def test_exported_state_goes_on_elsewhere_to_the_bit(outer: OuterOptimizer) -> N
     assert staged.digest() == giver.slices[1].digest() != taker.slices[1].digest()
     taker.adopt(1, staged)
     for one in (giver, taker):
-        one.step(1, one.slices[1], encode(drawn(7, SIZE), "bf16"), "bf16")
+        assert one.step(1, one.slices[1], encode(drawn(7, SIZE) * 80, "bf16"), "bf16", 1, 3) < 1
     assert taker.slices[1].digest() == giver.slices[1].digest()
-
-
-@pytest.mark.parametrize("bit", [0, 8 * 4 * SIZE - 1, 8 * 4 * SIZE, 8 * 4 * 2 * SIZE - 9])
-def test_a_flipped_bit_in_a_received_state_changes_the_digest(bit: int) -> None:
-    made = OuterState(LAYOUT, NESTEROV, drawn(0))
-    raw = bytearray(joined(made.slices[1].export()))
-    raw[bit // 8] ^= 1 << bit % 8
-    assert made.stage(1, raw).digest() != made.slices[1].digest()
 
 
 @pytest.mark.parametrize(
@@ -122,16 +116,6 @@ def test_a_step_is_made_with_the_rates_that_are_named() -> None:
         values.append((held.state["m"][0].item(), held.theta[0].item()))
     assert values[:4] == [(1.0, -1.5), (1.5, -3.25), (1.75, -5.125), (2.3125, -5.80859375)]
     assert values[4] == (2.15625, -5.80859375 - 1 - 0.5 * 2.15625)
-
-
-def test_torch_optimizers_take_another_learning_rate() -> None:
-    """Their state stays, and a step is as long as the new one says."""
-    one, two = (OuterState(LAYOUT, OuterOptimizer("adam", lr=lr), drawn(0)) for lr in (0.1, 0.4))
-    for held in (one, two):
-        held.step(1, held.slices[1], encode(drawn(1, SIZE), "bf16"), "bf16", rates=(0.1, 0.0))
-    one.step(1, one.slices[1], encode(drawn(2, SIZE), "bf16"), "bf16", rates=(0.4, 0.0))
-    two.step(1, two.slices[1], encode(drawn(2, SIZE), "bf16"), "bf16")
-    assert one.slices[1].digest() == two.slices[1].digest()
 
 
 @pytest.mark.parametrize("threads", [Threads(1), Threads(2)], ids=["one thread", "two threads"])
@@ -226,11 +210,3 @@ def test_steps_take_no_new_memory() -> None:
     for index in range(2):
         made.step(index, made.slices[index], mean, "bf16")
     assert there == {one.data_ptr() for one in made._spare} | {held.state["m"].data_ptr() for held in made.slices}
-
-
-def test_a_cut_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    made = OuterState(LAYOUT, NESTEROV, drawn(0), 2.0)
-    for length in (1.0, 1.0, 1.0, 100.0):
-        made.step(1, made.slices[1], encode(torch.full((SIZE,), length), "fp32"), "fp32")
-    assert "slice 1: a mean was cut to 0.02 of its length" in caplog.text
-    assert outer_state.CUT_WARNS > 0.02

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.tensors.layout import GREATEST, MEAN
-from p2p_diloco.tensors.mean import WEIGHT_MIN, Given
+from p2p_diloco.tensors.mean import Given
 from p2p_diloco.tensors.running import stepped, together
 
 values32 = st.floats(-(2.0**30), 2.0**30, width=32)
@@ -27,17 +27,12 @@ def test_a_mean_is_weighed_and_not_clipped() -> None:
     assert together(MEAN, [*sent, third], 1, "clip").tolist() == pytest.approx([(1 + 3 + 1000) / 3.5])
 
 
-def test_a_peer_that_has_trained_nothing_changes_nothing() -> None:
-    sent = [given_("a", 5.0, 1.0), given_("b", WEIGHT_MIN, 9.0)]
-    assert together(MEAN, sent, 1, "clip").tolist() == [1.0]
-
-
 def test_counters_take_the_greatest() -> None:
     sent = [given_("a", 1.0, 7.0, -4.0), given_("b", 9.0, 5.0, -3.0)]
     assert together(GREATEST, sent, 2, "clip").tolist() == [7.0, -3.0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(values32, st.floats(1e-3, 1e6)), min_size=1, max_size=7), st.randoms())
 def test_a_mean_is_no_smaller_or_greater_than_all_and_knows_no_order(sent: list[tuple[float, float]], drawn) -> None:
     """A variance never becomes negative, and what is equal on all peers stays as it is, to the bit."""
@@ -48,7 +43,7 @@ def test_a_mean_is_no_smaller_or_greater_than_all_and_knows_no_order(sent: list[
     assert together(MEAN, parts, 1, "mean").item() == mean
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(values32, values32, st.floats(0.0, 1.0, exclude_min=True))
 def test_a_step_ends_between_the_old_and_the_new_value(theta: float, value: float, share: float) -> None:
     old, new = torch.tensor([theta]), torch.tensor([value])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import weighted_mean
-from p2p_diloco.tensors.threads import Threads, usual
+from p2p_diloco.tensors.threads import Threads
 
 NUMEL = 1000
 
@@ -60,12 +58,3 @@ def test_an_error_of_any_thread_comes_after_all_are_done() -> None:
     with pytest.raises(RuntimeError, match="here"):
         Threads(2).all(lambda: done.append(1), fail, lambda: done.append(2))
     assert done == [1, 2]
-
-
-def test_a_quarter_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One on small machines, eight at most."""
-    found = []
-    for cores in (1, 2, 7, 8, 16, 256):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        found.append(usual())
-    assert found == [1, 1, 1, 2, 4, 8]

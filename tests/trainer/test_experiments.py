@@ -80,16 +80,6 @@ def test_a_run_depends_on_its_arguments_alone(lab: SimpleNamespace) -> None:
     assert run(lab, length=8, **drawn) == run(lab, length=8, **drawn) != run(lab, length=8, seed=1, **drawn)
 
 
-def test_what_is_judged_does_not_depend_on_the_order_of_the_parameters(lab: SimpleNamespace) -> None:
-    """Interleaved fragments permute the flat vector, and learn about as much."""
-    layers = replace(lab.tiny, layers=4, steps=16)
-    losses = [
-        lab.virtual.simulated(lab.setting.Setting({"num_fragments": 2, "fragment_layout": layout}), 0, layers).loss
-        for layout in ("contiguous", "strided")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=0.01)
-
-
 def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNamespace) -> None:
     """Virtual time: 16 steps of each peer, by the slowest one's clock; asynchronously the fast ones make more."""
     unlike: dict[str, Any] = {"peers": 4, "step_s": UNLIKE, "length": 16}
@@ -101,30 +91,12 @@ def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNa
     assert max(free.time_s, timed.time_s) < 0.5 * waits.time_s
 
 
-def test_delayed_nesterov_of_peers_that_meet_is_the_synchronous_step(lab: SimpleNamespace) -> None:
-    """Like speeds, a buffer of the number of peers, and all submissions of a round in one commit: to the rounding."""
-    plain = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0}
-    met = {**plain, "mode": "async", "dn_buffer_size": 2, "async_grace": 1.0}
-    assert run(lab, length=16, run=met).loss == pytest.approx(run(lab, length=16, run=plain).loss, rel=1e-6)
-
-
 def test_what_is_cut_or_killed_is_noticed(lab: SimpleNamespace) -> None:
     """Rounds take longer while links are cut, and more inner steps are made than counted where peers die."""
     quiet, cut, killed = (run(lab, length=12, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
     assert len({quiet.loss, cut.loss, killed.loss}) == 3
     assert cut.time_s > quiet.time_s + lab.setting.DEAD_S
     assert killed.time_s > quiet.time_s
-
-
-def test_a_liar_does_harm_that_limits_prevent(lab: SimpleNamespace) -> None:
-    """Its pseudo-gradient with the wrong sign, ten times as long, ruins a plain mean, and not a limited one."""
-    liar: dict[str, Any] = {"peers": 4, "lie": "sign flipped, × 10"}
-    honest, ruined, clipped = (
-        run(lab, length=24, **{"peers": 3, **more}).loss
-        for more in ({}, {**liar, "run": {"aggregation": "mean"}}, liar)
-    )
-    assert not ruined < 1.2 * honest
-    assert clipped < 1.1 * honest
 
 
 @pytest.mark.parametrize("name", ["real", "unlike_real"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
 import torch
 
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
@@ -42,18 +39,3 @@ def test_one_seed_is_one_model_whatever_was_drawn_before() -> None:
     for mine, same, different in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, same)
         assert mine.dim() == 1 or not torch.equal(mine, different)
-
-
-def test_the_loss_is_the_mean_cross_entropy_in_nats() -> None:
-    """Loss = −mean log p(target), and an untrained model is about as wise as a fair die with 256 sides."""
-    model = GPT(SMALL)
-    tokens = torch.randint(0, 256, (4, SMALL.context), generator=torch.Generator().manual_seed(2))
-    targets = tokens.flip(0)
-    chances = model(tokens).softmax(-1).gather(-1, targets[..., None])
-    assert model(tokens, targets).item() == pytest.approx(-chances.log().mean().item(), rel=1e-5)
-    assert model(tokens, targets).item() == pytest.approx(math.log(256), abs=0.5)
-
-
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="multiple of heads=3"):
-        GPT(GPTConfig(width=16, heads=3))

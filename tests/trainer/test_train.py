@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -170,12 +169,6 @@ def test_training_stops_when_the_run_is_finished() -> None:
     assert at.progress.steps == 12
 
 
-def test_a_step_is_made_with_the_gradient_of_its_own_batch() -> None:
-    """Nothing is left of one step's gradient when the next begins."""
-    at = _train({"ends_at_epoch": 1}, sync_every=3)
-    assert all(parameter.grad is None for parameter in at.model.parameters())
-
-
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
     """A peer that joins at step 30 of 40 rises in its own first steps to the rate that the others have by then."""
     config = TINY.model_copy(update={"warmup_steps": 4})
@@ -231,13 +224,6 @@ def test_gradients_are_clipped() -> None:
     assert norms == pytest.approx([0.01] * 5, rel=1e-3)
 
 
-def test_a_slow_machine_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("p2p_diloco.trainer.train.time", SimpleNamespace(sleep=slept.append))
-    _train({"ends_at_epoch": 1}, TINY.model_copy(update={"pause_s": 0.25}), sync_every=3)
-    assert slept == [0.25] * 3
-
-
 def test_a_warm_start_teaches_the_model_and_leaves_no_trace() -> None:
     """It lowers the loss, does the same each time, and holds no state of the optimizer that follows."""
     first, again = _setting(), _setting()
@@ -249,15 +235,6 @@ def test_a_warm_start_teaches_the_model_and_leaves_no_trace() -> None:
         assert torch.equal(one, same)
         assert one.grad is None
     assert not first.optimizer.state
-
-
-def test_the_warm_start_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """With a simulated clock of one second a step: a line each five seconds."""
-    caplog.set_level("INFO")
-    at, ticks = _setting(), itertools.count()
-    warm_start(at.model, at.batches, 12, TINY, lambda: float(next(ticks)))
-    lines = [message.partition("  loss")[0] for message in caplog.messages]
-    assert lines == ["warm start: step 5 of 12", "warm start: step 10 of 12"]
 
 
 def test_the_warm_start_is_made_before_the_run_is_founded(text_file: Path, fake_network: SimpleNamespace) -> None:
@@ -379,17 +356,6 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     assert drawn["warm start"] == whole
 
 
-@pytest.mark.usefixtures("no_run")
-def test_without_batches_to_judge_by_nothing_is_judged(
-    text_file: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    config = TINY.model_copy(update={"data": text_file, "eval_batches": 0, "steps": 2})
-    assert main({}, PeerConfig(), config) == 0
-    assert capsys.readouterr().out == ""
-    assert caplog.messages[-1] == "steps after 2 steps, not evaluated"
-
-
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
@@ -405,27 +371,3 @@ def test_what_can_not_be_used_is_said_before_the_run_is_joined(
     with pytest.raises(ConfigError, match=sentence):
         main({}, PeerConfig(), config)
     assert fake_network.made is None
-
-
-@pytest.mark.parametrize(("watched", "lines"), [(True, 10), (False, 3)])
-def test_lines_come_every_few_seconds_and_say_how_fast(
-    watched: bool, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a simulated clock: a line each three seconds on a terminal, each ten elsewhere, whatever the step rate."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: watched))
-    now = [100.0]
-    progress = Progress(clock=lambda: now[0])
-    peer = _train({"ends_at_epoch": 0}).peer
-    caplog.clear()
-    for _ in range(248):
-        now[0] += 0.125
-        progress.stepped(peer, 2.0)
-    assert len(caplog.messages) == lines
-    assert caplog.messages[0] == "step 0  epoch 0  loss 2.000  held-out -  steps/s 8.0  peers 1"
-    assert progress.summary("steps")["seconds"] == 31.0
-    progress.stepped(peer, 2.0)
-    now[0] += 20.0
-    progress.evaluated(peer, 1, 2.0)
-    progress.evaluated(peer, 1, 2.0)  # no step since the last line: the speed is the one before
-    assert "steps/s 0.0" not in caplog.messages[-1]
