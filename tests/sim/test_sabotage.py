@@ -216,7 +216,7 @@ IN_WORLDS = [
         "data",
         20,
     ),
-    in_world("dropped progress keeps its positions", DataUse.drop, "self.pending = self.sent = ()", "pass", "data", 5),
+    in_world("dropped progress keeps its positions", DataUse.drop, "self.pending = self.sent = ()", "pass", "data", 2),
     in_world("what was made under way counts, too", DataUse.count, "minus(self.pending, self.sent)", "()", "data", 9),
     in_world(
         "a restart goes on with the old lease",
