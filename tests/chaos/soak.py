@@ -104,7 +104,6 @@ class Soak:
     every_s: float | None
     rng: random.Random
     looks: list[Look] = field(default_factory=list)
-
     peers: list[Member] = field(default_factory=list)
     kills: dict[str, float] = field(default_factory=dict)
     """Names of killed peers, and when they died, as time.time()."""
@@ -266,7 +265,6 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
-
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()

@@ -43,7 +43,7 @@ def readys(draw: st.DrawFn) -> Ready:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("alone", [False, True])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ready=readys(), known=st.booleans())
 def test_a_commit_of_what_its_leader_has_taken_is_taken_by_all(
     mode: str, alone: bool, ready: Ready, known: bool

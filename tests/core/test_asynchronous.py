@@ -80,12 +80,14 @@ def test_anybody_may_die(kind: type, seen: int) -> None:
 
 
 def test_old_work_is_refused() -> None:
-    """A submission that is too far behind is refused, and its progress goes into the next one."""
+    """A submission that is too far behind is refused, and its progress goes into the next one, or is dropped: each step
+    is accounted for."""
     world = asynchronous(max_staleness=2)
     world.peers["B"].trains_s = 0.4
     world.peers["A"].trains_s = 8.0
     world.run(120)
     assert world.peers["A"].made >= 5, world.tell()
+    assert world.peers["A"].notes("stale")
     world.check()
 
 

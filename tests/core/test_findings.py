@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import countable, unsound
 from p2p_diloco.core.lives import SALT_BITS
@@ -173,11 +171,6 @@ def test_claims_while_the_leader_works_get_no_promise() -> None:
     world = World("ABC")
     world.reach(3)
     hostile = "C"
-
-    def lie(sender: str, to: str, message: Message) -> Message:
-        return message
-
-    world.lies.append(lie)
     for _ in range(60):
         state = world.peers[hostile].state()
         line = state.plan.succession
@@ -531,11 +524,10 @@ def test_a_revision_is_adopted_with_the_next_commit() -> None:
     assert world.peers["A"].state().revision.number == 1
 
 
-@pytest.mark.parametrize("role", ["aggregator"])
-def test_an_aggregator_takes_part_without_a_weight(role: str) -> None:
+def test_an_aggregator_takes_part_without_a_weight() -> None:
     """A peer that only aggregates is an entry of commits, may lead and own, and counts in no quorum."""
     world = World("AB")
-    world.join("M", role=role)
+    world.join("M", role="aggregator")
     world.reach(8)
     state = world.peers["A"].state()
     assert "M" in state.roll

@@ -77,7 +77,7 @@ class History:
                 self.peers[name] = self._new(name)
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_position_is_used_once_and_all_end(seed: int) -> None:
     """With peers that are taken for dead, restart, and miss commits, a data set of three epochs is complete after
     bounded many commits, and no position was counted twice."""
@@ -90,7 +90,7 @@ def test_every_position_is_used_once_and_all_end(seed: int) -> None:
     assert set(history.used) == set(range(300))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_without_an_end_low_positions_are_used_first(seed: int) -> None:
     """A data set without end is never complete, and no position stays unused while many others are given out."""
     history = History(seed, epochs=0)
@@ -101,20 +101,19 @@ def test_without_an_end_low_positions_are_used_first(seed: int) -> None:
     assert table.next - leases.lowest(table) < 1000
 
 
-def test_the_sabotaged_history_is_found() -> None:
+def test_the_sabotaged_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check at the aggregator and the conflict at the merge, a position is used twice in some history."""
-    found = 0
-    for seed in range(60):
-        history = History(seed, epochs=3)
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(leases, "objection", lambda *_: "")
-                patch.setattr(DataUse, "conflicts", lambda *_: False)
-                for _ in range(100):
-                    history.commit()
-        except AssertionError:
-            found += 1
-    assert found
+    monkeypatch.setattr(leases, "objection", lambda *_: "")
+    monkeypatch.setattr(DataUse, "conflicts", lambda *_: False)
+
+    def play() -> None:
+        for seed in range(60):
+            history = History(seed, epochs=3)
+            for _ in range(100):
+                history.commit()
+
+    with pytest.raises(AssertionError, match="was used by"):
+        play()
 
 
 def use(*spans: tuple[int, int], wants: int = 10, data: DataSet = DATA) -> Use:

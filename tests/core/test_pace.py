@@ -67,12 +67,6 @@ def test_a_link_that_takes_longer_than_the_round_leaves_one_step() -> None:
     assert is_over(1.0, 1.0, planned_s)
 
 
-def test_an_unknown_bandwidth_counts_as_the_median() -> None:
-    """A peer without a measurement counts as neither slow nor fast."""
-    run = {"a": summary(1.0), "b": summary(0.5, bandwidth=100.0), "c": summary(0.5, bandwidth=100.0)}
-    assert trains_for(20, 1000, "a", run) == trains_for(20, 1000, "b", run) == pytest.approx(20.0)
-
-
 def test_an_invented_speed_leaves_the_others_some_of_their_steps() -> None:
     """Of three workers or more none counts for more than sixteen times the median one. Of two neither is known to
     lie."""
@@ -135,11 +129,3 @@ def test_a_change_that_lasts_is_followed_within_a_round(round_steps: int, within
         assert times.usual < 4.0
         times.add(4.0, round_steps)
     assert times.usual == 4.0
-
-
-def test_the_first_step_is_the_usual_one() -> None:
-    """Until there are others; before it the usual time is unknown."""
-    times = StepTimes()
-    assert times.usual == 0.0
-    times.add(3.0, 100)
-    assert times.usual == 3.0

@@ -106,7 +106,7 @@ def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
 
 
 @pytest.mark.parametrize("kind", [Ready, Slice, Close, Mean, Commit])
-@pytest.mark.parametrize("seen", [0, 1, 2])
+@pytest.mark.parametrize("seen", [0, 2])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> None:
     """Whoever dies, after whatever message: the others commit soon, agree, and lose none of their steps."""
@@ -122,7 +122,7 @@ def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> No
     assert all(log.phase is not Phase.FETCHING for name in others for log in world.peers[name].replica.logs)
 
 
-@pytest.mark.parametrize("late", [0.5, 2.0, 4.0])
+@pytest.mark.parametrize("late", [0.5, 4.0])
 @pytest.mark.parametrize("kind", [Ready, Slice, Close, Mean, Commit, Claim, Vote])
 def test_a_delay_alone_makes_no_fork(kind: type, late: float) -> None:
     """Messages of one kind of one peer are late, again and again: all stay on one lineage."""
@@ -203,15 +203,6 @@ def test_the_whole_swarm_restarts_from_disk() -> None:
     world.check()
 
 
-def test_a_stuck_trainer_is_not_waited_for() -> None:
-    """C's trainer stands still; rounds go on with A and B once it counts as idle."""
-    world = World("ABC")
-    world.reach(3)
-    world.peers["C"].stuck = True
-    world.reach(6, "AB", seconds=60)
-    world.check()
-
-
 def test_a_cut_between_two_of_three_costs_a_detour() -> None:
     """A and C can't reach each other: their slices and means go by B, or round B's turn."""
     world = World("ABC")
@@ -241,19 +232,19 @@ def test_the_many_win_when_a_cut_heals() -> None:
 
 
 def test_of_equal_sides_the_greater_version_wins() -> None:
-    """Two and two: when the cut heals, all are on the lineage that came further."""
-    world = World("ABCD", rules(min_peers=1, round_timeout=10.0))
+    """Two and two: when the cut heals, all are on the lineage that came further, with all fragments together."""
+    world = World("ABCD", rules(fragments=2, min_peers=1, round_timeout=10.0))
     world.reach(3)
     for name in "AB":
         world.peers[name].trains_s = 1.0
     world.cut("AB", "CD")
     world.run(60)
-    ahead = world.peers["A"].state()
-    assert ahead.version.epoch > world.peers["C"].epoch
+    ahead = [world.peers["A"].state(fragment).version for fragment in (0, 1)]
+    assert ahead[0].epoch > world.peers["C"].epoch
     world.cuts.clear()
     world.run(60)
     for name in "ABCD":
-        assert dict(world.peers[name].state().links)[ahead.version.epoch] == ahead.version.digest
+        assert all(dict(world.peers[name].state(f).links)[v.epoch] == v.digest for f, v in enumerate(ahead))
     world.check()
 
 

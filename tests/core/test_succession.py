@@ -72,12 +72,6 @@ def test_each_succession_is_without_repetition_and_settles(line: str, able: str,
         assert after(then, order, able, room) == then
 
 
-def test_fragments_are_spread_evenly_over_the_aggregators() -> None:
-    """No peer aggregates more than its share, rounded up, for any measured links."""
-    firsts = [line[0] for line in elected("run", tuple(range(10)), tuple("abcd")).values()]
-    assert max(map(firsts.count, "abcd")) == 3
-
-
 def test_private_peers_are_elected_after_all_reachable_ones() -> None:
     order = elected("run", (0,), ["c", "d"], ["a", "b"])[0]
     assert ({*order[:2]}, {*order[2:]}) == ({"c", "d"}, {"a", "b"})

@@ -7,16 +7,15 @@ from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model
 
 
 def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:
-    """A deliberate new generation beats any amount of training; more samples beat more outer steps."""
+    """A deliberate new generation beats any amount of training; more samples beat more outer steps. So it is for whole
+    models."""
     falling = [Version(1, 0, 0, "a"), Version(0, 9, 1, "a"), Version(0, 8, 7, "a"), Version(0, 8, 6, "b")]
     falling.append(Version(0, 8, 6, "a"))
     assert sorted(falling, reverse=True) == falling
-
-
-def test_models_compare_like_fragments() -> None:
-    falling = [ModelVersion(1, 0, 0, "a"), ModelVersion(0, 9, 1, "a"), ModelVersion(0, 8, 7, "b")]
-    falling += [ModelVersion(0, 8, 7, "a"), ModelVersion(0, 0, 0, ""), ModelVersion()]
-    assert sorted(falling, reverse=True) == falling
+    models = [ModelVersion(1, 0, 0, "a"), ModelVersion(0, 9, 1, "a"), ModelVersion(0, 8, 7, "b")]
+    models += [ModelVersion(0, 8, 7, "a"), ModelVersion(0, 0, 0, ""), ModelVersion()]
+    assert sorted(models, reverse=True) == models
+    assert ContributionId(1, 99) < ContributionId(2, 1) < ContributionId(2, 2)  # lives, then contributions of one
 
 
 def test_holding_nothing_is_less_than_the_founding_state() -> None:
@@ -36,11 +35,6 @@ def test_a_model_sums_its_fragments() -> None:
 def test_the_greatest_generation_of_the_fragments_is_the_models() -> None:
     """A model whose change to a new generation is half done already belongs to it."""
     assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
-
-
-def test_contributions_are_ordered_by_life_then_sequence() -> None:
-    """The last counted one shows which earlier ones can't count again."""
-    assert ContributionId(1, 99) < ContributionId(2, 1) < ContributionId(2, 2)
 
 
 def test_an_incarnation_grows_with_the_clock() -> None:

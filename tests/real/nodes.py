@@ -167,6 +167,13 @@ class Field:
         self.agrees()
         return time.monotonic() - began
 
+    async def moves(self, epochs: int) -> float:
+        """Wait until every node has made this many further epochs; returns the mean change of θ in each of them."""
+        node = self.nodes[0]
+        epoch, theta = node.epoch, float(node.memory.theta.mean())
+        await self.goes_on(epochs)
+        return (float(node.memory.theta.mean()) - theta) / (node.epoch - epoch)
+
     def agrees(self) -> None:
         """Assert that all nodes have one digest at each epoch that two of them merged."""
         for epoch in {epoch for node in self.nodes for epoch in node.digests}:

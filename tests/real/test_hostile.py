@@ -170,13 +170,6 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
     others: a round that closes with it and one other has no clip, but each step is limited to 1.25 of the usual
     length."""
 
-    async def moves(epochs: int) -> float:
-        """The mean change of θ in each of this many rounds."""
-        node = field.nodes[0]
-        epoch, theta = node.epoch, float(node.memory.theta.mean())
-        await field.goes_on(epochs)
-        return (float(node.memory.theta.mean()) - theta) / (node.epoch - epoch)
-
     async def row() -> float:
         async with liar(field, "miscounter") as member:
 
@@ -198,7 +191,7 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
             await field.tells(member.name, "its version does not follow from what it says")
             await field.tells(member.name, "it counts too many newcomers", nodes=2)
             committing.cancel()
-            meanwhile = await moves(8)
+            meanwhile = await field.moves(8)
 
             def comes_last() -> bool:
                 known = member.held.roll.get(member.id)

@@ -32,14 +32,6 @@ def unhurried() -> Iterator[Field]:
     made.end()
 
 
-async def moves(field: Field, epochs: int) -> float:
-    """The mean change of θ in each of this many rounds."""
-    node = field.nodes[0]
-    epoch, theta = node.epoch, float(node.memory.theta.mean())
-    await field.goes_on(epochs)
-    return (float(node.memory.theta.mean()) - theta) / (node.epoch - epoch)
-
-
 @pytest.mark.parametrize(("aggregation", "step_limit"), [("clip", 1.25), ("mean", 0.0)])
 def test_a_contribution_times_a_thousand_is_clipped(aggregation: str, step_limit: float) -> None:
     """Three honest peers contribute 1, the member -1000 to every round. With clip it counts as -1, so θ goes on in the
@@ -51,7 +43,7 @@ def test_a_contribution_times_a_thousand_is_clipped(aggregation: str, step_limit
             member.delta, member.eligible = -1000.0, False
             await member.take_part(works=True)
             await member.counted()
-            return await moves(field, 8)
+            return await field.moves(8)
 
     try:
         moved = field.do(row())

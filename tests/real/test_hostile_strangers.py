@@ -6,24 +6,14 @@ import asyncio
 import contextlib
 
 import pytest
+from flood_cost import FLOODS
 from liar import stranger
 from nodes import RUN_ID, Field
 
-from p2p_diloco.net.framing import VERSION, Bulk, Message
-from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.run_record import RunRecord
 from tests.net.attacker import attacker
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-
-STREAMS = f"/p2p-diloco/{VERSION}/{RUN_ID}"
-FLOODS = [
-    (STREAMS, Message(b"?" + bytes(900)), Bulk(b"contribution", 1 << 30)),
-    (STREAMS + DIRECT,),
-    (STREAMS, Message(bytes(100))),
-    (STREAMS,),
-]
-"""The protocol and the frames of each connection's flood."""
 
 
 def test_a_stranger_s_records_are_left_out(field: Field) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,28 +26,23 @@ def kinds() -> dict[str, Callable[[int], None]]:
 
 
 @pytest.fixture
-def sabotage() -> Iterator[Callable[[type | ModuleType, str, str, str], None]]:
-    """``sabotage(owner, method, old, new)``: run the method with ``new`` in place of ``old`` in its source, until the
-    test ends.
+def sabotage() -> Iterator[Callable[[Any, str, str], None]]:
+    """``sabotage(place, old, new)``: run this function, method or property with ``new`` in place of ``old`` in its
+    source, until the test ends.
 
     The old text must occur exactly once, so that a sabotage fails if the code has changed.
     """
     undo: list[Callable[[], None]] = []
 
-    def rewrite(owner: type | ModuleType, name: str, old: str, new: str) -> None:
-        before = inspect.getattr_static(owner, name)
-        function = before.fget if isinstance(before, property) else before
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(old) == 1, f"{owner.__name__}.{name} says {old!r} {source.count(old)} times"
-        made: dict[str, object] = {}
+    def rewrite(place: Any, old: str, new: str) -> None:
+        function = getattr(place, "fget", place)
+        name, source = function.__name__, textwrap.dedent(inspect.getsource(function))
+        assert source.count(old) == 1, f"{function.__qualname__} says {old!r} {source.count(old)} times"
+        made: dict[str, Any] = {}
         code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<{name}>", "exec")
         exec(code, function.__globals__, made)
-        if isinstance(owner, ModuleType):  # other modules have imported the function: change its code
-            code_before, function.__code__ = function.__code__, made[name].__code__
-            undo.append(lambda: setattr(function, "__code__", code_before))
-            return
-        setattr(owner, name, made[name])
-        undo.append(lambda: setattr(owner, name, before))
+        before, function.__code__ = function.__code__, getattr(made[name], "fget", made[name]).__code__
+        undo.append(lambda: setattr(function, "__code__", before))
 
     yield rewrite
     for restore in undo:

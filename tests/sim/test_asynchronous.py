@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -65,7 +65,9 @@ def epochs(world: World, since: float) -> dict[int, float]:
     return first
 
 
-def killed(seed: int) -> None:
+@pytest.mark.parametrize("seed", [0, 4, 8])
+def test_the_leader_killed_at_any_moment(seed: int) -> None:
+    """Its successor goes on within 3 s, from the last commit that any submitter was answered with."""
     world = calm(seed)
     moment = 25.0 + seed * 0.083
     world.run(moment)
@@ -73,43 +75,6 @@ def killed(seed: int) -> None:
     world.run(moment + 3.0 + 2 * 0.8)
     assert epochs(world, moment + 0.5)
     world.run(moment + 12.0)
-    settle(world)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_leader_killed_at_any_moment(seed: int) -> None:
-    """Its successor goes on within 3 s, from the last commit that any submitter was answered with."""
-    killed(seed)
-
-
-def test_an_answer_before_successors_hold_the_commit_can_be_lost(sabotage: Any) -> None:
-    """The story above can fail: a leader that does not wait for its successors loses, when it dies, what it has
-    told its own trainer."""
-    sabotage(
-        holding,
-        "must_hold",
-        "lacking = [peer for peer in named if peer != log.me and",
-        "lacking = [peer for peer in () if",
-    )
-    lost = 0
-    for seed in range(12):
-        try:
-            killed(seed)
-        except AssertionError as broken:
-            lost += "(g)" in str(broken)
-    assert lost > 0
-
-
-@pytest.mark.parametrize("successors", [1, 2])
-def test_one_leader_after_another(successors: int) -> None:
-    """Each is killed as soon as the damage of the last death is repaired, and starts again without a state."""
-    world = calm(successors, successors=successors, fragments=2, dn_buffer_size=3)
-    for _ in range(5):
-        gone = leader(world)
-        world.crash(gone)
-        world.run(world.now + world.faults.repair)
-        world.start(gone)
-        world.run(world.now + world.faults.repair)
     settle(world)
 
 
@@ -137,7 +102,7 @@ def frozen_and_killed(seed: int) -> None:
     assert world.happened["note fork"] == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_leader_dies_while_its_first_successor_is_frozen(seed: int) -> None:
     """The second one holds all that the first will find among its messages when it goes on."""
     frozen_and_killed(seed)
@@ -145,7 +110,7 @@ def test_the_leader_dies_while_its_first_successor_is_frozen(seed: int) -> None:
 
 def test_successors_that_are_asked_one_after_the_other_make_a_fork(sabotage: Any) -> None:
     """The story above can fail: the first successor comes back with a proposal that no other peer got."""
-    sabotage(holding, "must_hold", "return could", "return could[:1]")
+    sabotage(holding.must_hold, "return could", "return could[:1]")
     with pytest.raises(Violation, match=r"\(k\)"):
         frozen_and_killed(1)
 
@@ -205,22 +170,19 @@ def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
     dies_while_naming(seed)
 
 
-def kill_all_named(world: World) -> None:
-    for name in named(world):
-        world.crash(name)
-    world.run(world.now + 15.0)
-    settle(world)
-
-
 def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
     """The check above can fail: if all peers that the plan names are killed, an answered submission is lost."""
-    lost = 0
-    for seed in range(6):
-        try:
-            kill_all_named(calm(seed))
-        except Violation:
-            lost += 1
-    assert lost > 0
+
+    def play() -> None:
+        for seed in range(6):
+            world = calm(seed)
+            for name in named(world):
+                world.crash(name)
+            world.run(world.now + 15.0)
+            settle(world)
+
+    with pytest.raises(Violation):
+        play()
 
 
 def test_each_fragment_moves_to_its_elected_peer() -> None:
@@ -243,7 +205,7 @@ def longest_pause(world: World, since: float) -> float:
     return max(b - a for a, b in pairwise(sorted(epochs(world, since).values())))
 
 
-@pytest.mark.parametrize(("seed", "successors"), [*product(range(3), range(3)), (5, 1), (7, 1)])
+@pytest.mark.parametrize(("seed", "successors"), [(0, 0), (1, 1), (2, 2)])
 def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     """Leading is handed over while a state takes 6 s: commits pause no longer than one transfer and a submission, and
     no submission is lost or counted twice."""
@@ -254,10 +216,9 @@ def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_fragment_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
+def test_a_fragment_returns_to_its_elected_peer_after_a_restart() -> None:
     """It was killed, and starts again without a state: once it holds the state it is named, and later elected."""
-    world = calm(seed, state_lag=STATE_LAG_S)
+    world = calm(state_lag=STATE_LAG_S)
     world.run(50.0)
     world.crash("p3")
     world.run(70.0)
@@ -269,7 +230,7 @@ def test_a_fragment_returns_to_its_elected_peer_after_a_restart(seed: int) -> No
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_leader_that_thaws_yields(seed: int) -> None:
     """It stood still for longer than the heartbeat timeout; its successor has taken over. Both take themselves for the
     leader; the submissions that either has answered are counted in the end."""
@@ -282,7 +243,7 @@ def test_a_leader_that_thaws_yields(seed: int) -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
     """Both sides commit, because there is no consensus. After healing one lineage is left, and no step is counted
     twice."""
@@ -296,21 +257,3 @@ def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
     world.run(world.now + 15.0)
     assert len(invariants.lineage(world)) == 1
     invariants.account(world)
-
-
-def test_a_window_of_all_peers_is_a_round() -> None:
-    """With a grace window that takes in all peers, each commit counts every peer once."""
-    world = calm(2, async_grace=30.0, step_times=(0.5, 0.5), delay_mean=0.01)
-    log = invariants.newest(world, 0).replica.logs[0]
-    counted = [len(commit.choice.entries) for commit, _ in log.last if commit.choice.entries]
-    assert counted[-1] == PEERS
-    settle(world)
-
-
-def test_every_step_of_a_refused_stale_peer_is_accounted_for() -> None:
-    """A slow peer among fast ones is refused, carries its progress once, and drops it: every step of it is accounted
-    for."""
-    world = calm(1, max_staleness=2, step_times=(0.1, 2.0))
-    world.run(80.0)
-    assert world.happened["note stale"] > 0
-    settle(world)

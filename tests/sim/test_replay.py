@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.sim.check import Outcome, check, drawn
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -34,42 +32,28 @@ def played(seed: int, trace: bool = False) -> tuple[Outcome, World]:
     return check(world), world
 
 
-@pytest.mark.parametrize("seed", [3, 8, 21])
-def test_a_seed_replays(seed: int) -> None:
-    """Two worlds of one seed agree in every event and effect, to the millisecond."""
-    (outcome, world), (again, twin) = played(seed, trace=True), played(seed, trace=True)
-    assert len(world.lines) > 500
-    assert world.lines == twin.lines
-    assert outcome == again
-
-
 def test_tracing_changes_nothing() -> None:
     """A traced world has the same events as an untraced one."""
     assert played(5)[0] == played(5, trace=True)[0]
 
 
 def test_a_seed_replays_in_another_process() -> None:
-    """Python's hash seed, which orders sets, has no effect."""
+    """Its worlds agree in every event and effect, to the millisecond: Python's hash seed, which orders sets, has no
+    effect."""
     path = os.pathsep.join([str(ROOT), *sys.path])
     printed = {
         subprocess.run(
-            [sys.executable, "-c", PRINT_TRACE, "4", "11", "17", "30"],
+            [sys.executable, "-c", PRINT_TRACE, "4", "11", "17"],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=True,
             timeout=100,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(printed) == 1
-    assert len(printed.pop().splitlines()) == 4
-
-
-def test_seeds_differ() -> None:
-    """Different seeds give different worlds, with different settings."""
-    assert len({played(seed)[0].events for seed in range(6)}) == 6
-    assert len({drawn(seed) for seed in range(50)}) == 50
+    assert len(printed.pop().splitlines()) == 3
 
 
 def test_half_of_the_worlds_are_harder() -> None:

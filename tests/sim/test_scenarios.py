@@ -10,8 +10,9 @@ import pytest
 
 from p2p_diloco.core import claims, closing
 from p2p_diloco.core.events import Apply
-from p2p_diloco.core.messages import Commit, Message, Part
+from p2p_diloco.core.messages import Message, Part
 from tests.sim import invariants
+from tests.sim.check import check
 from tests.sim.face import Face
 from tests.sim.process import Process
 from tests.sim.settings import Settings
@@ -55,55 +56,7 @@ def longest_gap(moments: list[float], start: float, end: float) -> float:
 # -- deaths
 
 
-class LastWords(World):
-    """The leader of an epoch dies while it sends its commit: only one peer receives it, not a successor."""
-
-    after = 12.0
-    hearer = ""
-    commit: Commit | None = None
-
-    def send(self, sender: Process, to: str, message: Message) -> None:
-        if isinstance(message, Commit) and self.commit is None and self.now > self.after:
-            others = [p for p in sorted(self.alive) if p != sender.name]
-            successor = self.alive[others[0]].replica.of(0).plan.succession[1]
-            self.hearer = self.hearer or next(p for p in others if p != successor)
-            if self.hearer in (sender.name, successor):
-                self.after = self.now + 1.0  # skip this commit: the chosen peer sends it, or is the successor
-            else:
-                self.commit = message
-                self.at(0.0, lambda: self.crash(sender.name))
-        last = message is self.commit and isinstance(message, Commit) and sender.name == message.leader
-        if last and to != self.hearer:
-            return
-        super().send(sender, to, message)
-
-
-def last_words(seed: int, idle: bool) -> None:
-    world = calm(seed, LastWords, peers=4)
-    assert isinstance(world, LastWords)
-    if idle:
-        world.hearer = "p3"
-        world.alive["p3"].stalled_until = FOR_EVER
-    world.run(40.0)
-    assert world.commit is not None
-    assert len(world.alive) == 3
-    for process in world.alive.values():
-        assert process.replica.remembers(0, world.commit.version)
-        assert process.replica.epoch > world.commit.version.epoch
-    settle(world)
-
-
-@pytest.mark.parametrize("idle", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_a_commit_that_one_peer_got_before_its_leader_died(seed: int, idle: bool) -> None:
-    """It is the commit: the successor asks, is answered with it, and no peer has another one of that epoch.
-
-    The peer that received it may be a contributor, or one with a stopped trainer, so that no round waits for it.
-    """
-    last_words(seed, idle)
-
-
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 3, 6, 9])
 def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
     """kill -9 of the leader at any moment: besides their own inner steps the others lose less than 3 s."""
     world = calm(seed, peers=4, interval=1)
@@ -116,7 +69,7 @@ def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(seed: int) -> None:
     """No connection closes and no dial is refused; the leader's silence is noticed within heartbeat_timeout + 2
     s."""
@@ -152,59 +105,6 @@ def test_a_lone_survivor_goes_on() -> None:
 # -- restarts
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_restart_from_a_checkpoint_older_than_the_counted_contributions(seed: int) -> None:
-    """Its new contributions have greater ids than the counted ones, so they count; and the roll prevents that
-    old steps count twice."""
-    world = calm(seed)
-    world.faults.save("p1")
-    world.run(12.0)
-    counted = world.alive["p0"].replica.of(0).roll["p1"].id
-    world.crash("p1")
-    world.run(16.0)
-    process = world.start("p1", from_disk=True)
-    assert process.replica.epoch < world.alive["p0"].replica.epoch
-    world.run(40.0)
-    settle(world)
-    now = world.alive["p0"].replica.of(0).roll["p1"].id
-    assert now > counted
-    assert now.incarnation == process.replica.incarnation
-    assert world.alive["p0"].replica.holds(0) & process.trainer.taken
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_restarted_peer_of_three_with_three_fragments(seed: int) -> None:
-    """The due fragment comes from the log, so that no peer waits for ever for another fragment."""
-    world = calm(seed, fragments=3)
-    moment = 8.0 + 0.31 * seed
-    world.run(moment)
-    world.crash("p1")
-    world.run(moment + (0.2, 1.0, 6.0)[seed % 3])
-    world.start("p1")
-    world.run(moment + 30.0)
-    for name in world.names:
-        assert longest_gap([t for t, who, *_ in world.commits if who == name], moment + 12.0, world.now) < 5.0
-    settle(world)
-
-
-def test_all_peers_restart_from_disk() -> None:
-    """After a power cut the run goes on from the newest state on any disk."""
-    world = calm(peers=3)
-    for name in ("p0", "p1"):
-        world.faults.save(name)
-    world.run(10.0)
-    world.faults.save("p2")
-    newest = world.alive["p2"].replica.epoch
-    for name in world.names:
-        world.crash(name)
-    world.run(20.0)
-    for name in world.names:
-        world.start(name, from_disk=True)
-    world.run(40.0)
-    assert all(p.replica.epoch > newest for p in world.alive.values())
-    settle(world)
-
-
 def test_a_power_cut_with_the_newest_disk_back_last() -> None:
     """Two peers have gone on from older disks meanwhile. They are the many, and a disk doesn't know better."""
     world = calm(peers=3)
@@ -232,32 +132,14 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
 # -- partitions
 
 
-def test_the_many_win() -> None:
-    """One fast peer against four slow ones: the lineage that most hold wins, however far the other came."""
-    world = calm(peers=5)
-    world.alive["p0"].step_time = 0.1
-    cut(world, "p0")
-    world.run(35.0)
-    alone, four = (world.alive[name].replica.versions[0] for name in ("p0", "p1"))
-    assert alone.epoch > four.epoch + 5
-    assert alone.samples > four.samples
-    world.cut = set()
-    world.run(60.0)
-    settle(world)
-    assert world.alive["p0"].replica.remembers(0, four)
-    assert not world.alive["p0"].replica.remembers(0, alone)
-    assert any(world.alive["p0"].trainer.dropped)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
-def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
+def test_a_split_longer_ago_than_ancestors_are_remembered() -> None:
     """A lone fast peer makes more epochs than the others remember: its lineage loses all the same, and all its slices
     come from the other one."""
-    world = calm(peers=5, fragments=shape[0], slices_per_fragment=shape[1], history=20)
+    world = calm(peers=5, fragments=2, slices_per_fragment=2, history=20)
     world.run(8.0)
     world.alive["p0"].step_time = 0.15
     cut(world, "p0")
-    world.run(20.0 + 20.0 * shape[0])
+    world.run(60.0)
     alone, four = world.alive["p0"].replica.versions, world.alive["p1"].replica.versions
     for mine, theirs in zip(alone, four, strict=True):
         assert mine.epoch > theirs.epoch + 20
@@ -269,35 +151,6 @@ def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_two_against_two(seed: int) -> None:
-    """After healing there is one lineage, for all fragments together."""
-    world = calm(seed, peers=4, fragments=2, slices_per_fragment=2)
-    cut(world, "p0", "p1")
-    world.run(25.0)
-    left, right = (world.alive[name].replica.versions for name in ("p0", "p3"))
-    assert all(a != b for a, b in zip(left, right, strict=True))
-    world.cut = set()
-    world.run(45.0)
-    settle(world)
-    replica = world.alive["p0"].replica
-    assert len({replica.remembers(unit, version) for unit, version in enumerate(left)}) == 1
-    assert {replica.remembers(unit, version) for unit, version in enumerate(left)} != {
-        replica.remembers(unit, version) for unit, version in enumerate(right)
-    }
-
-
-def test_a_cut_link_between_two_of_three() -> None:
-    """Two peers that can't reach each other but both reach a third go on; the run does not split for good."""
-    world = calm(peers=3)
-    world.cut = {frozenset(("p0", "p2"))}
-    world.run(30.0)
-    assert all(len(times(world, name, 15.0)) >= 3 for name in world.names)
-    world.cut = set()
-    world.run(45.0)
-    settle(world)
-
-
-@pytest.mark.parametrize("seed", range(30))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     """A peer cut off below min_peers, with its contribution made, adopts the others' newer state; its progress is
     carried in its next contribution, and is counted once. Where it had accepted a version that the others never had,
@@ -323,7 +176,7 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
 # -- joiners, and peers that stand still
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_rounds_that_pass_before_the_others_wait_for_it_again(seed: int) -> None:
     """A frozen peer resumes. More than carry_rounds rounds pass before the others notice, so its contributions to them
     come too late; still none of its progress is dropped."""
@@ -374,19 +227,9 @@ def test_a_joiner_delays_no_round() -> None:
     settle(world)
 
 
-def test_a_joiner_whose_state_takes_longer_than_an_epoch_catches_up() -> None:
-    """It catches up nevertheless, and takes part."""
-    world = calm(world=SlowState, peers=1, interval=2)
-    world.names.append("p1")
-    world.start("p1")
-    world.run(120.0)
-    assert "p1" in world.alive["p0"].replica.of(0).roll
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(slices: int) -> None:
+def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still() -> None:
     """Its donor is asked again, and staged slices are kept."""
-    world = calm(world=SlowState, peers=4, interval=4, slices_per_fragment=slices)
+    world = calm(world=SlowState, peers=4, interval=4, slices_per_fragment=3)
     assert isinstance(world, SlowState)
     world.lag = world.rules.fetch_again + 1.0
     cut(world, "p0", "p1")
@@ -413,17 +256,6 @@ def test_a_trainer_that_stops_while_its_node_lives() -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_end_is_the_same_for_all(seed: int) -> None:
-    """stop_after_epochs: despite lost messages all peers end at exactly that epoch, with one state, and stay."""
-    world = calm(seed, peers=4, fragments=2, drop=0.1, duplicate=0.1, stop_after_epochs=6)
-    world.run(80.0)
-    assert all(p.replica.finished for p in world.alive.values())
-    assert {v.epoch for v in next(iter(invariants.lineage(world)))} == {6}
-    settle(world)
-    assert {v.epoch for v in next(iter(invariants.lineage(world)))} == {6}
-
-
 class Counting(World):
     """Records every outer step's number of contributions, by the epoch of its base."""
 
@@ -433,7 +265,7 @@ class Counting(World):
         super()._carry_out(process, effect)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_outer_step_below_the_floor(seed: int) -> None:
     """start_peers in the first round, min_peers in all others, despite lost messages and deaths."""
     world = Counting(seed, Settings(peers=5, min_peers=2, start_peers=4, drop=0.05, round_timeout=5.0))
@@ -460,11 +292,10 @@ def noted(world: World, name: str, text: str) -> int:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["leader", "next", "third"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, place: int) -> None:
+def test_a_peer_with_a_flipped_bit_repairs_itself(place: int) -> None:
     """Wherever it stands in the line: the others never take over the damage; the damaged peer fetches the slice, beside
     the rounds, logs it once, and goes on."""
-    world = calm(seed, peers=4, trace=True)
+    world = calm(peers=4, trace=True)
     logs = [process.replica.logs[0] for process in world.alive.values()]
     world.run(FOR_EVER, stop=lambda: all(len(claims.line(log)) == 4 and log.round.working is None for log in logs))
     line = claims.line(logs[0])
@@ -483,7 +314,7 @@ def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, place: int) -> None
     invariants.intact(world)
 
 
-@pytest.mark.parametrize("tenths", range(0, 10, 3))
+@pytest.mark.parametrize("tenths", [0, 6])
 def test_a_newcomer_in_the_midst_of_a_round_does_not_lengthen_it(tenths: int) -> None:
     """It takes its progress along to the next round, and is counted there."""
     world = calm(3, peers=5, interval=10, step_times=(0.3, 0.3), delay_mean=0.01)
@@ -499,10 +330,9 @@ def test_a_newcomer_in_the_midst_of_a_round_does_not_lengthen_it(tenths: int) ->
     assert counted.sequence >= world.alive["p0"].replica.epoch - epoch - 2
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
+def test_a_flipped_bit_that_only_one_peer_holds() -> None:
     """No peer has an intact copy: the run goes on with the damaged one, and newcomers can fetch it."""
-    world = calm(seed, peers=2, min_peers=2, start_peers=2, trace=True)
+    world = calm(peers=2, min_peers=2, start_peers=2, trace=True)
     world.crash("p1")
     world.run(world.now + 10.0)
     flip(world, "p0")
@@ -540,11 +370,10 @@ class OneUnlike(World):
         return super().start(name, found, from_disk)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_machine_unlike_the_others_repairs_beside_the_rounds(seed: int) -> None:
+def test_a_machine_unlike_the_others_repairs_beside_the_rounds() -> None:
     """The run keeps its pace, and every peer's progress is counted. The odd machine notices by the digests that the
     others tell, and fetches slices; no other peer does."""
-    world = calm(seed, OneUnlike, peers=4, trace=True)
+    world = calm(0, OneUnlike, peers=4, trace=True)
     began, odd = world.now, world.names[-1]
     world.run(began + 60.0)
     assert longest_gap(times(world, "p0"), began, world.now) < 3.0
@@ -557,13 +386,27 @@ def test_a_machine_unlike_the_others_repairs_beside_the_rounds(seed: int) -> Non
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_two_machines_unlike_each_other(seed: int) -> None:
+def test_two_machines_unlike_each_other() -> None:
     """A tie decides nothing: no round stalls, and neither fetches."""
-    world = calm(seed, OneUnlike, peers=2, trace=True)
+    world = calm(0, OneUnlike, peers=2, trace=True)
     world.run(world.now + 30.0)
     lines, epoch = len(world.lines), world.alive["p0"].replica.epoch
     world.run(world.now + 30.0)
     assert world.alive["p0"].replica.epoch > epoch + 15
     assert not any("are fetched again" in line for line in world.lines[lines:])
     settle(world)
+
+
+# -- data
+
+
+@pytest.mark.parametrize(("mode", "faults"), [("sync", ("pause",)), ("async", ())])
+def test_without_faults_no_progress_is_dropped(mode: str, faults: tuple[str, ...]) -> None:
+    """If no peer fails, no position is leased to two peers one after the other, so there is no conflict; all data is
+    used. In asynchronous mode no round waits for a peer that pauses, so its lease may go to another."""
+    quiet = {"faults": faults, "drop": 0.0, "duplicate": 0.0, "round_timeout": 1000.0}
+    world = World(0, Settings(peers=4, mode=mode, samples=200, data_epochs=2, **quiet))
+    check(world)
+    assert world.data is not None
+    assert world.data.used_up_to(400)
+    assert not world.happened["conflict"]

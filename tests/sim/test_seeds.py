@@ -11,7 +11,7 @@ from tests.sim.model import Violation
 
 Kinds = dict[str, Callable[[int], None]]
 
-WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
+WORLDS = dict.fromkeys(KINDS, 5) | {"joining": 2, "crowded": 1}
 """Worlds of each kind: these two kinds take ten times as long as the others."""
 
 
@@ -38,9 +38,11 @@ def test_every_seed_holds(kinds: Kinds, kind: str) -> None:
     assert broken == []
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
 def test_worlds_that_broke_once(kinds: Kinds, kind: str, seed: int) -> None:
-    """In each of these worlds the protocol once failed. What was mended has a story in tests/core."""
+    """In each of these worlds the protocol once failed. What was mended has a story in tests/core. Most changes
+    of the protocol change the course of a world, so these show little more than others do."""
     kinds[kind](seed)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.core import leading
-from tests.sim.check import KINDS, check, drawn, kind_of
+from tests.sim.check import kind_of
 from tests.sim.world import World
-from tests.sim.worlds import Report, main
+from tests.sim.worlds import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,19 +29,6 @@ def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"faults: \d+ killed, .* memory changed", told)
     fates = [float(share) for share in re.findall(r"([\d.]+)% (?:counted|pending|died|dropped)", told)]
     assert sum(fates) == pytest.approx(100.0, abs=0.03)
-
-
-def test_a_report_adds_worlds_up() -> None:
-    """Whatever they came to; the parts of the inner steps make the whole, to the step."""
-    report, events = Report(), 0
-    for seed in range(30, 40):
-        outcome = check(World(seed, drawn(seed, kind_of(seed))))
-        report.add(seed, kind_of(seed), outcome)
-        events += outcome.events
-    assert set(report.kinds) == {*KINDS} - {"private", "hostile", "data"}  # played only when asked for
-    assert report.events == events
-    steps = report.steps
-    assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]
 
 
 def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,33 +53,6 @@ def test_an_error_in_a_world_is_reported_with_its_kind(
     monkeypatch.setattr("tests.sim.worlds.check", fail)
     assert main(["--seed", "3"]) == 1
     assert f"seed 3 ({kind_of(3)}): KeyError('lost')" in capsys.readouterr().out
-
-
-def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
-    """Time, peer, and a few words; nothing of it is a Python object's own description."""
-    assert main(["--seed", "5", "--trace"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    trace = [line for line in lines if re.match(r" +\d+\.\d{3} ", line)]
-    assert len(trace) > 1000
-    assert not any("(" in line and "=" in line for line in trace)
-    text = "\n".join(trace)
-    for words in ("starts", "founds the run", "sends p", "contribution #", "averages slice", "the commit of fragment"):
-        assert words in text
-
-
-@pytest.mark.parametrize(
-    ("flag", "told"),
-    [
-        ("--seeds=0", "argument --seeds: '0' is not a whole number of at least 1"),
-        ("--first=x", "argument --first: 'x' is not a whole number of at least 0"),
-        ("--kind=calm", "argument --kind: invalid choice: 'calm' (choose from"),
-        ("--trace", "--trace and --story need a world: add --seed 17"),
-    ],
-)
-def test_flags_that_cant_be_used(flag: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([flag])
-    assert told in capsys.readouterr().err
 
 
 def test_neither_torch_nor_hivemind_is_loaded() -> None:
