@@ -33,7 +33,7 @@ class Fetch:
     take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
     ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
     commit that follows an epoch (number -1), or a slice's mean of it, was asked for. ``heard_at``: when one of those
-    asked last sent a slice, or a part of one."""
+    asked last sent a slice, or a part of one. ``most``: the most slices that were here, and since when."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -50,6 +50,7 @@ class Fetch:
     asked: dict[int, tuple[str, float]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
+    most: tuple[int, float] = (0, float("-inf"))
     wanted: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
@@ -81,9 +82,9 @@ class Fetching:
         return any(not fetch.repair for fetch in self.fetches.values())
 
     @property
-    def came_at(self) -> float:
-        """When a slice, or a part of one, came last; long ago, if no slice is here."""
-        return max((fetch.heard_at for fetch in self.fetches.values() if fetch.staged), default=float("-inf"))
+    def grew_at(self) -> float:
+        """When there were last more slices here than before; long ago, if none has come."""
+        return max((fetch.most[1] for fetch in self.fetches.values()), default=float("-inf"))
 
     def repaired(self, fragment: int) -> tuple[int, ...]:
         """Return the slices of this fragment that are damaged here: they are sent once they are replaced."""
@@ -228,6 +229,8 @@ class Fetching:
                 *self._ask(fetch, now),
             ]
         fetch.staged[done.number] = done.version, now
+        if len(fetch.staged) > fetch.most[0]:
+            fetch.most = len(fetch.staged), now
         self.failures.forget(source)
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:

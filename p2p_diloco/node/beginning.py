@@ -119,7 +119,7 @@ class Beginning:
             over = await ending.look()
             if not over and replica.has_state:
                 return
-            late = clock() - max(began, replica.fetching.came_at) >= give_up_s
+            late = clock() - max(began, replica.fetching.grew_at) >= give_up_s
             if roster.alive() if over else any(roster.holds_state(peer) for peer in roster.alive()):
                 alone_since = clock()
             alone = not replica.has_state and clock() - alone_since >= self._patience_s
@@ -145,8 +145,8 @@ class Beginning:
         if over or common.replica.has_state:
             return
         if late and known:
-            wrong = f"nothing came of the run's state for {give_up_s:g} s"
-            mend = "check that its peers can be reached from here, or raise wait_timeout"
+            wrong = f"no further slice of the run's state has come for {give_up_s:g} s"
+            mend = "check that its peers can be reached from here, raise wait_timeout, or let rounds last longer"
             raise GaveUpWaiting(f"{wrong}; by their records these peers hold it: {known}", mend=mend)
         if late:
             wrong = f"is over: the run {run_id} {LOST}"

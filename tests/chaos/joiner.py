@@ -1,9 +1,9 @@
 """What a newcomer costs the other peers of a run with a large model: `python tests/chaos/joiner.py`.
 
 Two peers on separate machines (network namespaces; needs root) train 25 million parameters over links of 200 Mbit/s. A
-third peer joins during rounds, and fetches 200 MB of state from both. Prints one JSON object: the usual round, the
-rounds while it joined, how much longer these were, and how long joining took. The exit code is 1 if they were a fifth
-longer or more.
+third peer, whose link may be slower (`--newcomer-mbit`), joins during rounds, and fetches 200 MB of state from both.
+Prints one JSON object: the usual round, the rounds while it joined, how much longer these were, and how long joining
+took. The exit code is 1 if they were a fifth longer or more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from swarm import Member, Swarm
 
 from examples.benchmarks.network import Network
 
-NUMEL = 25_000_000
 STEP_S, SYNC_EVERY = 0.25, 40
 ROUNDS = 6
 """Usual rounds, before the newcomer comes."""
@@ -42,13 +41,13 @@ def exchanges(member: Member, after: float, before: float) -> list[float]:
     return [round(line["sync_s"], 2) for line in member.lines("epoch", synced=True) if after < line["time"] < before]
 
 
-def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
+def measure(swarm: Swarm, network: Network, numel: int, mbit: int, newcomer_mbit: int) -> dict[str, object]:
     """Let one newcomer join; its figures."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
-    options = {"params": {"u": [NUMEL]}, "step_s": STEP_S, "config": CONFIG, "log": "INFO"}
+    options = {"params": {"u": [numel]}, "step_s": STEP_S, "config": CONFIG, "log": "INFO"}
     machines = {name: network.machine(name) for name in ("a", "b", "newcomer")}
     for name in machines:
-        network.throttle(name, mbit)
+        network.throttle(name, newcomer_mbit if name == "newcomer" else mbit)
     donors = [swarm.start(name, on=machines[name], **options) for name in ("a", "b")]
     for donor in donors:
         donor.epoch(ROUNDS + 1, 600.0)
@@ -61,8 +60,9 @@ def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
     meanwhile = [b - a for donor in donors for a, b in rounds(donor) if b > joining_at and a < in_at]
     usual_exchange = statistics.median(took for donor in donors for took in exchanges(donor, 0, started_at))
     return {
-        "parameters": NUMEL,
+        "parameters": numel,
         "link_mbit": mbit,
+        "newcomers_link_mbit": newcomer_mbit,
         "usual_round_s": round(usual, 2),
         "usual_exchange_s": round(usual_exchange, 2),
         "exchanges_while_it_joined_s": [took for donor in donors for took in exchanges(donor, joining_at, in_at)],
@@ -76,13 +76,15 @@ def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description="Measure what a newcomer costs the other peers.")
+    parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--mbit", type=int, default=200)
+    parser.add_argument("--newcomer-mbit", type=int, help="default: as the others")
     asked = parser.parse_args()
     network = Network()
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))
         try:
-            told = measure(swarm, network, asked.mbit)
+            told = measure(swarm, network, asked.parameters, asked.mbit, asked.newcomer_mbit or asked.mbit)
         finally:
             swarm.end()
             network.close()

@@ -386,13 +386,14 @@ def test_a_newcomer_gets_only_the_means_that_it_asks_for() -> None:
     world = World("AB")
     world.reach(2)
     world.rules_of_net.append(lambda _s, to, m: 30.0 if to == "X" and isinstance(m, Part) and m.number else None)
-    world.join("X")
+    newcomer = world.join("X")
     world.run(12.0)
     asked = {(want.base, number) for want in world.sent(Want, by="X") for number in want.numbers}
     got = [(mean.base, mean.number) for mean in world.sent(Mean, to="X")]
     assert {number for _, number in got} >= {0}
     assert set(got) <= asked
     assert len(got) == len(set(got)), "a mean came twice"
+    assert 0 < newcomer.replica.fetching.grew_at < world.now - 8.0, "means are no slices of the state"
 
 
 def test_a_slice_that_comes_late_is_taken() -> None:

@@ -531,7 +531,7 @@ async def test_a_rumour_hides_no_confirmed_end() -> None:
 async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
     """A newcomer has looked and found none; then the record shows, and an older state comes."""
     transport = MemoryNetwork().join("x", Inbox())
-    replica = replica_at(ModelVersion(), has_state=False, epoch=0, fetching=SimpleNamespace(came_at=0.0))
+    replica = replica_at(ModelVersion(), has_state=False, epoch=0, fetching=SimpleNamespace(grew_at=0.0))
     made = ending_of(transport, replica)
     common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=0.5))
     newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0)
@@ -547,7 +547,7 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
 async def test_a_state_may_take_long_while_its_slices_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
     monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.05)
-    clock, fetching = asyncio.get_running_loop().time, SimpleNamespace(came_at=0.0)
+    clock, fetching = asyncio.get_running_loop().time, SimpleNamespace(grew_at=0.0)
     roster = SimpleNamespace(alive=lambda: ["y"], holds_state=lambda peer: True)
     replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=fetching)
     common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=1.0))
@@ -562,7 +562,7 @@ async def test_a_state_may_take_long_while_its_slices_come(monkeypatch: pytest.M
     made: Any = SimpleNamespace(look=goes_on)
     waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
     for _ in range(10):
-        fetching.came_at = clock()
+        fetching.grew_at = clock()
         await asyncio.sleep(0.2)
         assert not waiting.done()
     with pytest.raises(GaveUpWaiting):
