@@ -98,13 +98,13 @@ def _newest(known: dict[str, float]) -> dict[str, float]:
 def _read(run_id: str) -> dict[str, dict[str, float]]:
     """The file: initial peer's id -> address -> when it was added last. What can't be read is left out."""
     try:
-        found = json.loads(file_of(run_id).read_text())
+        found = json.loads(file_of(run_id).read_text(), parse_int=float)  # a whole number may be too great for a float
     except (OSError, ValueError, RuntimeError):  # a RecursionError is a RuntimeError
         return {}
     if not isinstance(found, dict):
         return {}
     return {
-        peer: {a: float(when) for a, when in met.items() if isinstance(when, int | float) and _can_be_dialled(a)}
+        peer: {a: when for a, when in met.items() if isinstance(when, float) and _can_be_dialled(a)}
         for peer, met in found.items()
         if isinstance(met, dict)
     }

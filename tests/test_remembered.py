@@ -79,7 +79,10 @@ def test_memory_is_short(clock: list[float]) -> None:
     assert remembered("r", [BOOT]) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"/a": "soon", "b": 1, "/c": null, "/garbage": 99999999999}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"/a": "soon", "b": 1, "/c": null, "/garbage": 99999999999}', f'{{"x": {{"{A}": 1{"0" * 400}}}}}'],
+)
 def test_a_file_that_is_no_memory_is_none(text: str) -> None:
     remember("r", [BOOT], [A])
     file_of("r").write_text(text)

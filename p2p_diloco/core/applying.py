@@ -181,20 +181,18 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
     if log.phase is not Phase.LACKING or commit is None or now - log.round.moved_at < log.rules.settle:
         return []
     numbers = tuple(missing(log))
+    waited = now - max(log.round.moved_at, log.round.began)
     completes = log.leads and claims.holds_term(log)  # then all that promised are asked, for a grace
     if completes and now - log.round.asked.setdefault(log.me, now) > log.grace():
         return _anew(log, now)
-    others = dict.fromkeys((commit.leader, log.round.holder, *log.roster.holders()), numbers)
-    owned = {owner: tuple(n for n in numbers if commit.owners[n] == owner) for owner in commit.owners}
-    asks = [others] if log.leads else [owned, *({peer: numbers} for peer in others)]
-    able = [{p: n for p, n in ask.items() if n and p != log.me and log.roster.live(p)} for ask in asks]
-    able = [ask for ask in able if ask]
-    if not able:
+    sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.holder, *log.roster.holders()]
+    sources = [p for p in dict.fromkeys(sources) if p != log.me and log.roster.live(p)]
+    if not sources:
         return []
-    # first the owners, who don't send again what is on its way; then one after the other, each for a grace
-    waited = max(0.0, now - max(log.round.moved_at, log.round.began) - log.rules.settle)
-    wants = able[int(waited / log.grace()) % len(able)]
-    return [Send(p, Want(log.fragment, log.held.version, What.MEANS, n, commit.key)) for p, n in wants.items()]
+    turn = int(waited / log.rules.probe_every) % len(sources)
+    want = Want(log.fragment, log.held.version, What.MEANS, numbers, commit.key)
+    asked = sources if log.leads else list(dict.fromkeys((sources[0], sources[turn])))
+    return [Send(peer, want) for peer in asked]
 
 
 def _anew(log: FragmentLog, now: float) -> list[Effect]:

@@ -279,11 +279,10 @@ class Fetching:
 
     def _wants(self, fetch: Fetch, number: int, base: Version, donors: Sequence[str], now: float) -> list[Effect]:
         """Ask for the commit on this base (number -1: whoever has none yet sends it once it has), or for a slice's mean
-        of it: without these, slices that come from moving donors would never meet at one version. In synchronous mode
-        commits go to all peers, and means to all but newcomers."""
+        of it. In asynchronous mode commits go to the named peers alone; without them slices that come from moving
+        donors would never meet at one version."""
         asked = fetch.wanted.get((number, base.epoch), float("-inf"))
-        comes = not self.rules.asynchronous and (number < 0 or self.logs[fetch.fragment].state is not None)
-        if comes or now - asked < self.rules.settle:
+        if not self.rules.asynchronous or now - asked < self.rules.settle:
             return []
         fetch.wanted[number, base.epoch] = now
         what, numbers = (What.NEXT, ()) if number < 0 else (What.MEANS, (number,))
@@ -302,8 +301,8 @@ class Fetching:
             head = fetch.head
             early = ((key[1], m) for key, m in log.early.items() if isinstance(m, Commit) and m.base == head.version)
             able = {*fetch.donors, *head.plan.succession[:1]}
-            sound = (c for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
-            commit = next(sound, None)
+            sound = ((p, c) for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
+            sender, commit = next(sound, ("", None))
             if commit is None:  # a short fetch needs no commit
                 lasts = fetch.path or now > fetch.head_at
                 return wants + (self._wants(fetch, -1, head.version, fetch.donors, now) if lasts else [])
@@ -311,7 +310,7 @@ class Fetching:
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
             fetch.head_at = now
             for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {-1}) if commit.hashes else ():
-                wants += self._wants(fetch, number, commit.base, (commit.owners[number],), now)
+                wants += self._wants(fetch, number, commit.base, (sender,), now)
         return wants
 
     def _roll(self, fetch: Fetch, now: float) -> Iterator[Effect]:

@@ -80,8 +80,7 @@ def fits(ready: Ready, part: Slice | None) -> bool:
 
 
 def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
-    """Handle a computed mean: send it to every live peer that holds a state, to the holder first, so that the commit is
-    not late. A newcomer asks for the means of those slices that it has."""
+    """Handle a computed mean: send it to every live peer, to the holder first, so that the commit is not late."""
     round = log.round
     if (done.key, done.number) not in round.computing or done.base != log.version:
         return []
@@ -90,7 +89,7 @@ def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
     round.means[done.key, done.number], round.moved_at = mean, now
     if log.rules.asynchronous:
         return []  # the commit is offered with its means to those that must hold it
-    others = sorted(log.roster.holders(), key=lambda peer: (peer != round.holder, peer))
+    others = sorted(log.roster.alive(), key=lambda peer: (peer != round.holder, peer))
     return [Send(peer, mean) for peer in others]
 
 
