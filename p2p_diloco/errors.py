@@ -193,17 +193,20 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def shown(value: object) -> str:
-    """A value as a user would write it: lists with commas, switches as on and off, None as 'unset'."""
+def shown(value: object, deep: int = 9) -> str:
+    """A value as a user would write it: lists with commas, switches as on and off, None as 'unset'. `deep`: how many
+    lists may be in one another; a damaged file may have any number."""
     match value:
         case None:
             return "unset"
         case bool():
             return "on" if value else "off"
+        case list() | tuple() | dict() if not deep:
+            return "..."
         case list() | tuple():
-            return ",".join(shown(item) for item in value)
+            return ",".join(shown(item, deep - 1) for item in value)
         case dict():
-            return ",".join(f"{key}={shown(item)}" for key, item in value.items())
+            return ",".join(f"{key}={shown(item, deep - 1)}" for key, item in value.items())
         case _:
             return str(value)
 

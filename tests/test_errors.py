@@ -94,3 +94,11 @@ def test_a_long_list_is_cut() -> None:
 def test_an_unreadable_error_is_still_an_error(wire: dict[str, object]) -> None:
     """Anything that arrives over the channel becomes an error that can be raised and shown."""
     assert type(from_wire(wire)) is P2PDilocoError
+
+
+def test_lists_in_lists_are_shown_so_far() -> None:
+    """A damaged file may have any number of them."""
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert str(ConfigError("is no number", key="successors", value=deep)) == "successors=... is no number"

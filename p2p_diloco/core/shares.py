@@ -46,9 +46,10 @@ def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fr
 
 def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
     """Return each bandwidth as a ratio to the median, rounded to a power of STEP and limited to STEPS_MAX steps up or
-    down."""
-    median = statistics.median_low(bandwidths.values())
-    return {peer: _step(round(2 * math.log2(each / median))) for peer, each in bandwidths.items()}
+    down. A member may tell a number so small that ratios would be 0 or infinite."""
+    median, most = statistics.median_low(bandwidths.values()), 2.0**STEPS_MAX
+    ratios = {peer: min(max(each / median, 1 / most), most) for peer, each in bandwidths.items()}
+    return {peer: _step(round(2 * math.log2(ratio))) for peer, ratio in ratios.items()}
 
 
 def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:

@@ -507,3 +507,20 @@ def test_a_submission_of_nothing_is_refused() -> None:
     refused = {one.peer for peer in honest for one in peer.seen if isinstance(one, e.Complaint)}
     assert refused == {"X"}
     assert min(peer.epoch for peer in honest) > 20
+
+
+@pytest.mark.parametrize("link", [5e-324, 2.0**50])
+def test_no_link_that_a_member_tells_ends_the_others(link: float) -> None:
+    """The ratio of two links was 0, of which no peer could take the logarithm: each ended at the commit that counted
+    it. Where most links are so slow, that of an honest peer is infinitely faster."""
+    world = World("AX")
+
+    def lie(sender: str, _to: str, message: Message) -> Message:
+        return replace(message, link=link) if sender == "X" and isinstance(message, Ready) else message
+
+    world.lies.append(lie)
+    world.peers["A"].replica.handle(e.Measured(1e6), world.now)
+    world.join("B")
+    world.peers["B"].replica.handle(e.Measured(1e6), world.now)
+    world.reach(6)
+    assert world.peers["A"].state().roll["X"].link == link
