@@ -83,8 +83,8 @@ def _waiting_for_a_state(replica: Replica, fetched: list[FragmentLog]) -> str:
         return "waiting for a peer that holds the state of the run"
     slices, got = sum(log.slices for log in replica.logs), sum(len(fetch.staged) for fetch in fetches)
     got += sum(log.slices for log in replica.logs if log not in fetched)
-    behind = "" if got < slices else ", and the means of rounds since, which take this link longer than a round"
-    return f"fetching the state of the run from {', '.join(donors)}: {got} of {slices} slices{behind}"
+    since = "" if got < slices else ", and the means of the rounds since"
+    return f"fetching the state of the run from {', '.join(donors)}: {got} of {slices} slices{since}"
 
 
 def _waiting_as_leader(log: FragmentLog, now: float) -> str:
