@@ -25,6 +25,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.tensors import checkpoint
+from tests.net.clocks import by_hand
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited
 
@@ -544,13 +545,12 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
 
 
 @awaited
-async def test_a_state_may_take_long_while_its_slices_come(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_state_may_take_long_while_its_slices_come() -> None:
     """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.05)
-    clock, fetching = asyncio.get_running_loop().time, SimpleNamespace(grew_at=0.0)
+    fetching = SimpleNamespace(grew_at=0.0)
     roster = SimpleNamespace(alive=lambda: ["y"], holds_state=lambda peer: True)
     replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=fetching)
-    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=1.0))
+    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=300.0))
 
     async def gives_up(*_: object, **__: object) -> None:
         raise GaveUpWaiting("nothing came")
@@ -560,11 +560,14 @@ async def test_a_state_may_take_long_while_its_slices_come(monkeypatch: pytest.M
 
     newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0, _find_holders=gives_up)
     made: Any = SimpleNamespace(look=goes_on)
-    waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
-    for _ in range(10):
-        fetching.grew_at = clock()
-        await asyncio.sleep(0.2)
-        assert not waiting.done()
+    with by_hand() as clock:
+        fetching.grew_at = clock.now
+        waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
+        for _ in range(10):
+            await clock.passes(200.0)
+            assert not waiting.done()
+            fetching.grew_at = clock.now
+        assert 300.0 <= await clock.over(waiting, step_s=1.0) < 310.0
     with pytest.raises(GaveUpWaiting):
         await waiting
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import pytest
 
 from p2p_diloco.errors import NodeDied, Refused, UsageError
 from p2p_diloco.node.channel import TrainerEnd
-from p2p_diloco.peer import session
+from p2p_diloco.peer import node_client, session
 from p2p_diloco.peer.node_client import NodeClient
 
 
@@ -88,21 +87,24 @@ def test_a_thread_that_must_wait_too_long_is_told_why() -> None:
         assert other.submit(node.ask, "ask", "ask").result()["n"] == 2
 
 
-def test_a_node_that_tells_what_it_waits_for_may_take_long() -> None:
+def test_a_node_that_tells_what_it_waits_for_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large state comes slowly. The node bounds its own waits; one that tells nothing is given up."""
-    ours, theirs = socket.socketpair()
-    node = NodeClient(TrainerEnd(ours), None, lambda: "the node ended")  # type: ignore[arg-type]
+    now, told = [100.0], iter(["1 of 3 slices", "2 of 3 slices", "", "1 of 2 slices", "", ""])
+    monkeypatch.setattr(node_client.time, "monotonic", lambda: now[0])
+    node = client()
+
+    def waits(kind: str, *, timeout_s: float) -> dict[str, str] | None:
+        """In each such wait there is a report at the end, or the node is ready."""
+        now[0] += timeout_s
+        if not (text := next(told)) and now[0] < 500.0:
+            return {"kind": kind}
+        node.report(text)
+        return None
+
+    monkeypatch.setattr(node, "wait_for", waits)
     process: Any = SimpleNamespace(client=node, pid=7)
-
-    def tell() -> None:
-        for number in range(8):
-            theirs.sendall(msgpack.packb({"kind": "waiting", "text": f"{number} of 8 slices"}))
-            time.sleep(0.2)
-        theirs.sendall(msgpack.packb({"kind": "ready"}))
-
-    with theirs, ThreadPoolExecutor(1) as pool:
-        telling = pool.submit(tell)
-        assert session._awaited(process, "ready", 1.0) == {"kind": "ready"}
-        telling.result()
-        with pytest.raises(NodeDied, match=r"has told nothing for 1 s"):
-            session._awaited(process, "ready", 1.0)
+    assert session._awaited(process, "ready", 60.0) == {"kind": "ready"}
+    now[0] = 500.0
+    with pytest.raises(NodeDied, match="has told nothing for 60 s"):
+        session._awaited(process, "ready", 60.0)
+    assert now[0] == 500.0 + 3 * 60.0

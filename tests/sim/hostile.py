@@ -297,7 +297,7 @@ class Hostile:
         self.sequence += 1
         id = ContributionId(self.incarnation, self.sequence)
         hashes = (hash_of(0),) * log.slices
-        ready = rooted(Ready(log.fragment, state.version, id, id, 1.0, 5, hashes, rng.choice([0.0, 1.0])))
+        ready = rooted(Ready(log.fragment, state.version, id, id, 1.0, 5, hashes, rng.choice([5e-324, 1.0])))
         for process in list(self.world.alive.values()):
             theirs = ready
             if how == "twice":
