@@ -22,6 +22,12 @@ class Version:
     epoch: int
     digest: str
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no commit led to this state: its outer optimizer's state is the initial one, zeros. That of a new
+        generation is a checkpoint's."""
+        return not self.generation and not self.epoch
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelVersion:

@@ -153,7 +153,7 @@ class Beginning:
             raise GaveUpWaiting(wrong, key="wait_timeout", value=f"{give_up_s:g}", mend=MENDS)
         if known:
             log.warning("the run's state is held by peers that can't be reached from here: %s", known)
-        elif self._may_begin_again:
+        elif self._may_begin_again and common.work.is_own:  # else a part of θ is the lost state's
             log.warning("the run %s %s: founding it anew with this peer's model", run_id, LOST)
             common.events.post(self._founding(0))
         else:

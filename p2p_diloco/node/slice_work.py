@@ -73,6 +73,8 @@ class SliceWork:
         """The version of each fragment's present tensors; a fragment without a state is missing."""
         self._indices = run.rules.fragments  # by fragment and number: a slice's index in the layout
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
+        self.is_own = True
+        """Whether no fetched slice has replaced what was here at the start, while no state was held."""
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
         self._changes = [0] * len(self._indices)  # how often each fragment's tensors were changed
@@ -143,7 +145,9 @@ class SliceWork:
     def fill(self, effect: Fill) -> Filled:
         """Stage a fetched slice. A replica that holds no state of the fragment needs no second memory for it."""
         index = self._indices[effect.fragment][effect.number]
-        staged = self.state.stage(index, effect.payload, in_place=effect.fragment not in self.versions)
+        in_place = effect.fragment not in self.versions
+        staged = self.state.stage(index, effect.payload, in_place=in_place)
+        self.is_own = self.is_own and not in_place
         self._staged[effect.fragment, effect.number] = staged
         return Filled(effect.fragment, effect.version, effect.number, staged.digest())
 
@@ -228,7 +232,7 @@ class SliceWork:
             return 0
         index = self._indices[message.fragment][message.number]
         if isinstance(message, Part):
-            return self.state.nbytes(index)
+            return self.state.nbytes(index, first=message.version.is_first)
         sent, reply = self._run.codecs(index)
         codec = sent if isinstance(message, Slice) else reply
         return codecs.nbytes(codec, self._run.layout.slices[index].numel)
@@ -238,9 +242,10 @@ class SliceWork:
         return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.slices[index].numel)
 
     def part(self, fragment: int, number: int) -> Part:
-        """The present tensors of one slice, with the version that they have now."""
-        held = self.state.slices[self._indices[fragment][number]]
-        return Part(fragment, self.versions[fragment], number, joined(held.export()))
+        """The present tensors of one slice, with the version that they have now. Before the first commit only θ is
+        sent: so peers that begin together begin in half the time."""
+        held, version = self.state.slices[self._indices[fragment][number]], self.versions[fragment]
+        return Part(fragment, version, number, joined(held.export(first=version.is_first)))
 
 
 def submissions_of(commit: Commit) -> int:

@@ -54,9 +54,10 @@ class SliceState:
         """The xxh3-128 of all tensors, 32 hexadecimal digits."""
         return digests.digest(self.theta, self.state)
 
-    def export(self) -> list[memoryview]:
-        """θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next step."""
-        return [as_bytes(self.theta), *(as_bytes(values) for values in self.state.values())]
+    def export(self, *, first: bool = False) -> list[memoryview]:
+        """θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next step.
+        `first`: of a slice before its first step, whose state is zeros: θ alone."""
+        return [as_bytes(self.theta), *(as_bytes(values) for values in (() if first else self.state.values()))]
 
 
 class OuterState:
@@ -85,10 +86,10 @@ class OuterState:
         """The number of elements of each state tensor of a slice, by name, in the order of storage."""
         return state_lengths(place, self.outer, self._limit)
 
-    def nbytes(self, index: int) -> int:
+    def nbytes(self, index: int, *, first: bool = False) -> int:
         """The length in bytes of a slice's `export`."""
         place = self.layout.slices[index]
-        return 4 * (place.numel + sum(self.lengths(place).values()))
+        return 4 * (place.numel + (0 if first else sum(self.lengths(place).values())))
 
     def _zeros(self, place: SliceSpec) -> State:
         return {name: torch.zeros(length, device="cpu") for name, length in self.lengths(place).items()}
@@ -203,19 +204,22 @@ class OuterState:
 
     def stage(self, index: int, buffer: Buffer, *, in_place: bool = False) -> SliceState:
         """Make a slice from another replica's `export`, whose parts are joined in `buffer`. The values are copied: into
-        memory of their own or, with `in_place`, over the present slice, for a replica that holds no state.
+        memory of their own or, with `in_place`, over the present slice, for a replica that holds no state. Without
+        state tensors the slice is one before its first step.
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """
         place = self.layout.slices[index]
-        lengths = self.lengths(place)
-        values = codecs.decode(buffer, "fp32", self.nbytes(index) // 4)
+        first = memoryview(buffer).nbytes == self.nbytes(index, first=True)
+        lengths = {} if first else self.lengths(place)
+        values = codecs.decode(buffer, "fp32", self.nbytes(index, first=first) // 4)
         if not torch.isfinite(values).all():
             raise ValueError("the state has values that are not finite")
         theta, *others = torch.split(values, [place.numel, *lengths.values()])
         to = self.slices[index] if in_place else SliceState(self._like(theta), self._zeros(place))
         to.longest = math.inf
-        for target, part in zip((to.theta, *to.state.values()), (theta, *others), strict=True):
+        to.theta.copy_(theta)
+        for target, part in zip(to.state.values(), others or self._zeros(place).values(), strict=True):
             target.copy_(part)
         return to
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.events import Fill, Filled
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.board import name_of
@@ -19,6 +20,7 @@ from p2p_diloco.node.joining import Joining, holders_of
 from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import BOARD, look_around, publish, read_peers
 from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
@@ -219,6 +221,31 @@ async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_may
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
     assert "founding it anew" in caplog.text
+
+
+@awaited
+async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_states(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only holder dies while it hands over its state, which is filled in over the newcomer's own model."""
+    network, came, fill = MemoryNetwork(), asyncio.Event(), SliceWork.fill
+
+    def filled(work: SliceWork, effect: Fill) -> Filled:
+        came.set()
+        network.cut("first", "later")
+        return fill(work, effect)
+
+    monkeypatch.setattr(SliceWork, "fill", filled)
+    sizes = (4,) * 8
+    first = memory_peer(network, "first", quick | {"slice_elements": 4}, sizes=sizes)
+    await first.enter(theta=1.0)
+    later = memory_peer(network, "later", sizes=sizes, found=True, wait_timeout=6 * quick["heartbeat_timeout"])
+    entering = asyncio.create_task(later.enter(theta=2.0))
+    await came.wait()
+    await first.stop()
+    with pytest.raises(GaveUpWaiting, match=r"the run r has begun, and no peer holds its state now"):
+        await entering
+    assert sorted({*later.memory.theta.tolist()}) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("record_is_there", [True, False])

@@ -345,6 +345,18 @@ def test_payloads_have_known_lengths() -> None:
     assert made.nbytes(Close(0, at(0), 0, "a", 0, "k", None, ())) == 0
 
 
+def test_before_the_first_commit_a_slice_travels_without_the_outer_optimizers_state() -> None:
+    """A new generation's first state is a checkpoint's, and has it."""
+    made = work()
+    theta = [4 * held.theta.numel() for held in made.state.slices]
+    whole = [made.state.nbytes(index) for index in range(SLICES)]
+    assert sum(theta) < sum(whole)
+    for generation, epoch, travels in ((0, 0, theta), (1, 0, whole), (0, 1, whole)):
+        made.hold(0, Version(generation, epoch, epoch, "chain"))
+        parts = [made.part(0, number) for number in range(SLICES)]
+        assert [part.payload.nbytes for part in parts] == travels == [made.nbytes(part) for part in parts]
+
+
 def test_contributions_that_cannot_be_averaged_make_a_neutral_mean(caplog: pytest.LogCaptureFixture) -> None:
     """What is received is checked; if a check has a gap, the owner goes on."""
     made = work()

@@ -97,6 +97,20 @@ def test_exported_state_goes_on_elsewhere_to_the_bit(outer: Any) -> None:
     assert taker.slices[1].digest() == giver.slices[1].digest()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_slice_before_its_first_step_is_exported_without_its_state(in_place: bool) -> None:
+    """It is zeros, and so it is where the slice is staged, also over one that has made steps."""
+    giver, taker = (OuterState(LAYOUT, NESTEROV, drawn(seed), 2.0) for seed in (0, 5))
+    taker.step(1, taker.slices[1], encode(drawn(3, SIZE), "bf16"), "bf16")
+    raw = joined(giver.slices[1].export(first=True))
+    assert len(raw) == giver.nbytes(1, first=True) == 4 * SIZE < giver.nbytes(1)
+    staged = taker.stage(1, raw, in_place=in_place)
+    assert (staged is taker.slices[1]) == in_place
+    assert staged.digest() == giver.slices[1].digest()
+    with pytest.raises(ValueError, match="bytes"):
+        taker.stage(1, raw[:-4], in_place=in_place)
+
+
 @pytest.mark.parametrize(
     "theta",
     [torch.zeros(3), torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(2 * LAYOUT.numel)[::2]],
