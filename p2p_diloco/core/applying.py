@@ -176,14 +176,16 @@ def _trimmed(log: FragmentLog, commit: Commit) -> list[Effect]:
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:
-    """Ask for the means that an accepted commit lacks; as a claimant, close anew once they can't be had."""
-    commit = log.round.commit
-    if log.phase is not Phase.LACKING or commit is None or now - log.round.moved_at < log.rules.settle:
+    """Ask for the means that an accepted commit lacks; as a claimant, close anew once they can't be had. While one is
+    coming nobody else is asked, because on a slow link the same mean would come from several."""
+    round, commit = log.round, log.round.commit
+    recently = now - round.moved_at < log.rules.settle
+    if log.phase is not Phase.LACKING or commit is None or recently or log.gains(now):
         return []
     numbers = tuple(missing(log))
-    waited = now - max(log.round.moved_at, log.round.began)
+    waited = now - max(round.moved_at, round.began)
     completes = log.leads and claims.holds_term(log)  # then all that promised are asked, for a grace
-    if completes and now - log.round.asked.setdefault(log.me, now) > log.grace():
+    if completes and now - max(round.asked.setdefault(log.me, now), round.moved_at) > log.grace():
         return _anew(log, now)
     sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.holder, *log.roster.holders()]
     sources = [p for p in dict.fromkeys(sources) if p != log.me and log.roster.live(p)]
@@ -192,6 +194,7 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
     turn = int(waited / log.rules.probe_every) % len(sources)
     want = Want(log.fragment, log.held.version, What.MEANS, numbers, commit.key)
     asked = sources if log.leads else list(dict.fromkeys((sources[0], sources[turn])))
+    round.asked |= dict.fromkeys(asked, now)
     return [Send(peer, want) for peer in asked]
 
 

@@ -111,6 +111,8 @@ class FragmentLog:
             return True
         epoch, chain = summary.heads[self.fragment]
         known = chain_at(self.state.links, epoch)
+        if self.round.commit is not None and self.round.commit.version.digest == chain:
+            return True  # it has applied the commit whose means are on their way here
         if known is None:
             return (
                 not self.forgot(epoch)
@@ -141,6 +143,24 @@ class FragmentLog:
         """Return the usual length of a round, as a wait for a peer that may not hold the base."""
         rounds = self.usual[1]
         return max(self.rules.settle, statistics.median(rounds) if rounds else 0.0)
+
+    def comes(self, peer: str, now: float) -> bool:
+        """Whether the parts that this peer owes are on their way: a transfer with it goes on, and the last part came no
+        longer ago than a round usually takes. On a slow link a part may take longer than a grace."""
+        goes_on = now - self.round.moving.get(peer, -math.inf) < self.rules.settle
+        return goes_on and now - self.round.moved_at < self.comes_within()
+
+    def comes_within(self) -> float:
+        """Return how long after the last part another one may come, while a transfer goes on."""
+        usual = self.usual_round() if self.usual[1] else math.inf
+        return max(self.grace(), min(self.rules.mended_within, usual))
+
+    def gains(self, now: float) -> bool:
+        """Whether means that the accepted commit lacks are on their way."""
+        commit = self.round.commit
+        if self.phase is not Phase.LACKING or commit is None:
+            return False
+        return any(self.comes(peer, now) for peer in {commit.leader, *commit.owners, *self.round.asked})
 
     def means_of(self, key: str) -> dict[int, Mean]:
         """Return the means of a choice that are here, by number."""

@@ -148,7 +148,8 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
     if round.close is None or log.phase is not Phase.CLOSING or message.key != round.close.key:
         return []
     effects: list[Effect] = []
-    round.asked.pop(sender, None)
+    if message.missing or now - round.moved_at < log.comes_within():
+        round.asked.pop(sender, None)  # else it says for too long that all is on its way
     for number, authors in message.missing:
         if not 0 <= number < log.slices or round.close.owners[number] != sender:
             continue
@@ -218,7 +219,7 @@ def _mend(log: FragmentLog, now: float) -> list[Effect]:
     for owner in owners:
         numbers = tuple(number for number in without if close_.owners[number] == owner)
         if owner == log.me:
-            missing = tuple((number, owning.lacked(log, close_.choice, number)) for number in numbers)
+            missing = tuple((number, owning.overdue(log, close_.choice, number, now)) for number in numbers)
             effects += lacks(log, log.me, Lack(log.fragment, close_.base, close_.key, missing), now)
         elif owner not in round.asked:
             round.asked[owner] = now

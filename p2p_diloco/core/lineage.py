@@ -95,6 +95,8 @@ class Lineage:
         if not ahead and not apart:
             self.since.pop(log.fragment, None)
             return False
+        if log.gains(now):
+            return False
         if self.rules.asynchronous and not apart and _may_be_behind(log, now):
             return False
         if log.fragment not in self.since or (self.since[log.fragment][0] != log.version and not apart):

@@ -72,6 +72,11 @@ def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
     return tuple(p for p, ready in entries if ready.weight and not fits(ready, log.round.slices.get((number, p))))
 
 
+def overdue(log: FragmentLog, choice: Choice, number: int, now: float) -> tuple[str, ...]:
+    """Return those of the `lacked` from which nothing is on its way."""
+    return tuple(peer for peer in lacked(log, choice, number) if peer == log.me or not log.comes(peer, now))
+
+
 def fits(ready: Ready, part: Slice | None) -> bool:
     """Whether this slice is there, and is the one that its author signed."""
     if part is None or not ready.weight:
@@ -111,11 +116,14 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
     return compute(log)
 
 
-def answer(log: FragmentLog, sender: str, want: Want) -> list[Effect]:
-    """Tell the holder which slices are missing here for the choice that it asks about."""
+def answer(log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
+    """Tell the holder which slices are missing here for the choice that it asks about; not those on their way."""
     close = log.round.close
     if want.what is not What.LACKS or close is None or close.choice is None or close.key != want.key:
         return []
-    missing = ((number, lacked(log, close.choice, number)) for number in want.numbers if number in owned(log, close))
+    asked = [number for number in want.numbers if number in owned(log, close)]
+    if not any(lacked(log, close.choice, number) for number in asked):
+        return []
+    missing = ((number, overdue(log, close.choice, number, now)) for number in asked)
     found = tuple((number, authors) for number, authors in missing if authors)
-    return [Send(sender, Lack(log.fragment, close.base, close.key, found))] if found else []
+    return [Send(sender, Lack(log.fragment, close.base, close.key, found))]

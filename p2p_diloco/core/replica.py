@@ -189,6 +189,8 @@ class Replica:
             case e.Moving(peer):
                 self.roster.reached(peer)
                 self.fetching.moves(peer, now)
+                for log in self.logs:
+                    log.round.moving[peer] = now
                 return self.presence.probe(peer, now) if peer in self.roster.peers and self.roster.heard(peer) else []
             case e.Discovered(peer):
                 return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
@@ -287,6 +289,8 @@ class Replica:
         match message:
             case m.Ready() | m.Slice():
                 self.own.delivered(to, message, now, ok=ok)
+            case m.Mean(fragment, base, key, number) if ok and base == self.logs[fragment].version:
+                self.logs[fragment].round.delivered.add((to, key, number))
             case m.Part(fragment, _, number) if not ok and self.logs[fragment].state is not None:
                 self.fetching.unsent.add((to, fragment, number))
             case m.Ask(fragment, numbers) if not ok and fragment is not None:

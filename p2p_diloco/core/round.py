@@ -34,15 +34,14 @@ class Round:
     handed: who has this peer's own contribution, and since when.
     waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
     it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last
-    came. half_at: when half of the means were there.
+    came. moving: when a transfer with each peer last made progress. half_at: when half of the means were there.
     readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
-    attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here. means:
-    by key and number; computing: begun. lacks: (number, author) → since when an owner lacks this slice, and whether the
-    holder has passed it on. asked: when each owner was asked what it lacks. excluded: owners that the round goes on
-    without.
-    commits: by their authors, not accepted. void: chains of commits whose
-    means nobody has. commit: accepted or own. working: the outer
-    step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
+    attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here.
+    means: by key and number; computing: begun; delivered: (peer, key, number) of own ones that have reached a peer.
+    lacks: (number, author) → since when an owner lacks this slice, and whether the holder has passed it on. asked: when
+    each owner was asked what it lacks, or each peer for means. excluded: owners that the round goes on without.
+    commits: by their authors, not accepted. void: chains of commits whose means nobody has. commit: accepted or own.
+    working: the outer step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
     offered to each again.
     """
 
@@ -61,6 +60,7 @@ class Round:
     idle: dict[str, tuple[int, float]] = field(default_factory=dict)
     handed: tuple[str, float] = ("", 0.0)
     moved_at: float = 0.0
+    moving: dict[str, float] = field(default_factory=dict)
     half_at: float | None = None
     readys: dict[str, Ready] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Round:
     close: Close | None = None
     served: Close | None = None
     computing: set[tuple[str, int]] = field(default_factory=set)
+    delivered: set[tuple[str, str, int]] = field(default_factory=set)
     means: dict[tuple[str, int], Mean] = field(default_factory=dict)
     lacks: dict[tuple[int, str], tuple[float, bool]] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)

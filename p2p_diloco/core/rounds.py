@@ -84,7 +84,7 @@ class Rounds:
                 means = log.means_of(commit.key if commit is not None and not want.key else want.key)
                 return [Send(sender, means[number]) for number in want.numbers if number in means]
             case What.LACKS:
-                return owning.answer(log, sender, want)
+                return owning.answer(log, sender, want, now)
             case What.COMMIT:
                 commit = log.round.commit
                 return [] if commit is None else [Send(sender, commit)]

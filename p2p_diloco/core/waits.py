@@ -67,10 +67,12 @@ def _has_time(log: FragmentLog, since: float, now: float) -> bool:
 
 def excuses(log: FragmentLog, holder: str) -> list[str]:
     """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
-    hide behind a peer that has long sent, nor behind its own trainer in round after round."""
+    hide behind a peer that has long sent, nor behind its own trainer in round after round. What a holder that is still
+    at an older version waits for is another round's."""
     summary = log.roster.summary(holder)
-    told = () if summary is None else dict(summary.awaits).get(log.fragment, ())
-    return [peer for peer in told if _would_wait(log, holder, peer)]
+    if summary is None or (summary.heads and summary.heads[log.fragment][0] < log.epoch):
+        return []
+    return [peer for peer in dict(summary.awaits).get(log.fragment, ()) if _would_wait(log, holder, peer)]
 
 
 def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
@@ -81,7 +83,8 @@ def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
         return peer != log.me
     close = round.close if round.close is not None and round.close.holder == holder else None
     if peer == log.me:
-        return close is not None and any((close.key, n) not in round.means for n in owning.owned(log, close))
+        owned = () if close is None else [(close.key, number) for number in owning.owned(log, close)]
+        return any(at not in round.means or (holder, *at) not in round.delivered for at in owned)
     sent = bool(summary.sent) and summary.sent[log.fragment] >= log.epoch
     there = _numbers(log, None if close is None else close.key)
     owns = any(owner == peer and number not in there for number, owner in enumerate(round.owners))
