@@ -231,8 +231,15 @@ def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:
         passed = most[1] in round.passed
         yields(log, *most)
         round.passed |= {most[1]} if passed else set()
-    elif _remember(log, message) and ((log.phase in FREE and missing(log)) or _outvoted(log)):
+    elif _gives_up(log, message):
         yields(log, message.term, message.holder)
+
+
+def _gives_up(log: FragmentLog, vote: Vote) -> bool:
+    """Whether this peer, as the holder, gives its claim up for that of the vote."""
+    if _remember(log, vote):
+        return (log.phase in FREE and bool(missing(log))) or _outvoted(log)
+    return log.phase is Phase.CLAIMING and _is_needless(log, vote)
 
 
 def _remember(log: FragmentLog, message: Vote) -> bool:
@@ -253,6 +260,14 @@ def overtaken(log: FragmentLog) -> tuple[int, str] | None:
         return None
     term, holder = told[(len(told) - 1) // 2]
     return min(term, log.round.term + TURNS_AHEAD * (len(line(log)) + 1)), holder
+
+
+def _is_needless(log: FragmentLog, vote: Vote) -> bool:
+    """Whether more than half of the live holders hold to a peer that this peer, too, sees able again: they will not
+    promise its claim, under which it has closed nothing."""
+    others, votes = log.roster.holders(), log.round.votes
+    same = [p for p in others if p in votes and (votes[p].term, votes[p].holder) == (vote.term, vote.holder)]
+    return 2 * len(same) > len(others) and able(log, vote.holder)
 
 
 def _outvoted(log: FragmentLog) -> bool:

@@ -260,10 +260,15 @@ class Fetching:
         return self._go_on(fetch, now)
 
     def _make_room(self, fetch: Fetch) -> None:
-        """Drop the means of slices that are neither here nor on their way: these come at a later version."""
+        """Drop the means on versions before the head of slices that are neither here nor on their way: these come at a
+        later version. Its donor may be at the head's, though an owner's mean on that came before the slice was asked
+        for."""
         early, near = self.logs[fetch.fragment].early, {*fetch.staged, *fetch.busy, *fetch.asked}
-        for key in [key for key, kept in early.items() if isinstance(kept, Mean) and kept.number not in near]:
-            del early[key]
+        head = -1 if fetch.head is None else fetch.head.version.epoch
+        means = [(key, kept) for key, kept in early.items() if isinstance(kept, Mean)]
+        for key, kept in means:
+            if kept.number not in near and kept.base.epoch < head:
+                del early[key]
 
     def stepped(self, log: FragmentLog, before: State, now: float) -> list[Effect]:
         """Handle an outer step of a fragment that is being repaired: staged slices follow."""

@@ -45,7 +45,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
 from p2p_diloco.core.version import ModelVersion, Version
 from tests.core.test_findings import a_ready, a_state, choice_of
-from tests.core.world import LOST, Peer, World, rules
+from tests.core.world import LOST, NOTHING, Peer, World, rules
 
 
 def sent(effects: list[e.Effect], kind: type) -> list[Any]:
@@ -365,6 +365,23 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
         raise AssertionError(world.tell())
     asked = [number for ask in world.sent(Ask, by="X") for number in ask.numbers]
     assert len(asked) <= 4, f"asked for {asked}"
+
+
+def test_a_mean_that_comes_just_before_its_slice_is_asked_for_is_kept() -> None:
+    """An owner is a little ahead of X's donor, whose slice is at the version before. The mean was dropped, and X waited
+    for it in vain."""
+    world = World("AB")
+    world.reach(2)
+    newcomer = world.join("X")
+    fetching, log = newcomer.replica.fetching, newcomer.replica.logs[0]
+    assert world.run(20.0, lambda: 0 in fetching.fetches and fetching.fetches[0].head is not None), world.tell()
+    head = fetching.fetches[0].head
+    assert head is not None
+    for base, is_kept in ((head.version, True), (world.peers["A"].replica.logs[0].last[-1][0].base, False)):
+        fetching.fetches[0].asked = {}
+        mean = Mean(0, base, "key", 2, "hash", "A", NOTHING, b"signed")
+        newcomer.replica.handle(e.Received("A", mean), world.now)
+        assert (mean in log.early.values()) == is_kept
 
 
 def test_means_are_no_slices_of_a_state() -> None:
@@ -819,6 +836,22 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     assert fetching._advance(fetch, 0.3) == []
     again = sent(fetching._advance(fetch, 0.2 + log.rules.settle), Want)
     assert [want.what for _, want in again] == [What.NEXT]
+
+
+def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
+    """D and the leader can't reach each other for a while, so D claims. The others see the leader able, and promise D
+    nothing. Then the link is there again: D held to its claim, served the leader no more, and was left out."""
+    world = World("ABCD", rules(round_timeout=600.0), trains_s=16.0)
+    world.reach(2)
+    leader = world.peers["A"].state().plan.succession[0]
+    claimant = next(peer for peer in "DC" if peer != leader)
+    world.cut(claimant, leader)
+    world.run(13.0)
+    assert world.peers[claimant].replica.logs[0].phase is Phase.CLAIMING
+    world.cuts.clear()
+    world.reach(3, seconds=6.0)
+    (counted,) = {frozenset(dict(m.choice.entries)) for m in world.sent(Commit) if m.version.epoch == 3}
+    assert counted == set("ABCD")
 
 
 # -- slow links
