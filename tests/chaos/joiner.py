@@ -1,9 +1,12 @@
-"""What a newcomer costs the other peers of a run with a large model: `python tests/chaos/joiner.py`.
+"""What a newcomer, or a peer on a slow link, costs the others in a run with a large model: `tests/chaos/joiner.py`.
 
 Two peers on separate machines (network namespaces; needs root) train 25 million parameters over links of 200 Mbit/s. A
 third peer, whose link may be slower (`--newcomer-mbit`), joins during rounds, and fetches 200 MB of state from both.
 Prints one JSON object: the usual round, the rounds while it joined, how much longer these were, and how long joining
 took. The exit code is 1 if they were a fifth longer or more.
+
+With `--from-start` the third peer is there from the first round on. Prints the rounds and the exchanges, and what each
+commit counts of the steps that all have made; the exit code is 1 if one counts less.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,6 +32,8 @@ STEP_S, SYNC_EVERY = 0.25, 40
 ROUNDS = 6
 """Usual rounds, before the newcomer comes."""
 GROWTH_MAX = 0.2
+TENSORS, SLOW_ROUNDS = 8, 3
+"""With `--from-start`: the model's tensors, and the rounds after the first."""
 CONFIG = {"sync_every": SYNC_EVERY, "outer_lr": 0.5, "codec": "bf16", "start_peers": 2}
 
 
@@ -73,23 +79,47 @@ def measure(swarm: Swarm, network: Network, numel: int, mbit: int, newcomer_mbit
     }
 
 
+def from_the_start(swarm: Swarm, network: Network, numel: int, mbit: int, slow_mbit: int) -> dict[str, object]:
+    """Let a peer on a slow link take part in a few rounds from the first one on; their figures."""
+    swarm.bootstrap("10.77.0.1", network.machine("seed"))
+    config = {**CONFIG, "start_peers": 3, "sync_every": 4 * SYNC_EVERY}
+    params = {f"u{index}": [numel // TENSORS] for index in range(TENSORS)}
+    members = []
+    for name in ("a", "b", "slow"):
+        machine = network.machine(name)
+        network.throttle(name, slow_mbit if name == "slow" else mbit)
+        members.append(swarm.start(name, on=machine, params=params, step_s=STEP_S, config=config, log="INFO"))
+    members[0].epoch(SLOW_ROUNDS + 1, 3000.0)
+    lines = members[0].lines("epoch", synced=True)
+    return {
+        "parameters": numel,
+        "links_mbit": [mbit, mbit, slow_mbit],
+        "means_alone_take_s": round(2 * numel * 8 / (slow_mbit * 1e6), 1),
+        "rounds_s": [round(b["time"] - a["time"], 1) for a, b in itertools.pairwise(lines)],
+        "exchanges_s": exchanges(members[0], 0, lines[-1]["time"] + 1),
+        "counted_of_made": [round(line["counted"] / (3 * line["step"]), 3) for line in lines],
+    }
+
+
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description="Measure what a newcomer costs the other peers.")
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--mbit", type=int, default=200)
     parser.add_argument("--newcomer-mbit", type=int, help="default: as the others")
+    parser.add_argument("--from-start", action="store_true", help="the third peer takes part from the first round on")
     asked = parser.parse_args()
+    play = from_the_start if asked.from_start else measure
     network = Network()
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))
         try:
-            told = measure(swarm, network, asked.parameters, asked.mbit, asked.newcomer_mbit or asked.mbit)
+            told: dict[str, Any] = play(swarm, network, asked.parameters, asked.mbit, asked.newcomer_mbit or asked.mbit)
         finally:
             swarm.end()
             network.close()
     print(json.dumps(told, indent=2))
-    return int(float(str(told["grown_by"])) >= GROWTH_MAX)
+    return int(min(told["counted_of_made"]) < 1 if asked.from_start else told["grown_by"] >= GROWTH_MAX)
 
 
 if __name__ == "__main__":
