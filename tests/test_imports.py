@@ -100,7 +100,7 @@ NODE = (
     "ours, theirs = socket.socketpair()\n"
     "sys.argv = ['', f'--channel-fd={theirs.detach()}', '--memory-fd=0', f'--parent-pid={os.getppid()}']\n"
     "node.main()\n"
-    "import p2p_diloco.node.start\n"
+    "import p2p_diloco.node.participation\n"
 )
 """The node's process, up to its first message."""
 

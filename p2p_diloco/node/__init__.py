@@ -5,12 +5,11 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
 
     __main__       starts and ends the process; `torch_library` imports torch there
     setup          the first message, with which the peer configures its node
-    start          all steps from this message until the node takes part
     swarm          opens the transport; in a private run, as a member
     joining        finds the run or founds it
     run            the settings and the layout that the peers of a run agree on
     common         the values that all parts of a node share
-    participation  makes a node's parts, and runs them concurrently
+    participation  all steps from the first message to the end; makes a node's parts, and runs them concurrently
     beginning      the state that a peer starts with, and when training may start (`ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of the replica's notes

@@ -89,7 +89,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
-    from p2p_diloco.node.start import run_node
+    from p2p_diloco.node.participation import run_node
 
     gc.freeze()  # scanning all of torch's objects again and again would delay the loop by 0.1 s each time
     gc.enable()

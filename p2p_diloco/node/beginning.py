@@ -20,7 +20,7 @@ from p2p_diloco.core.state import State
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, GoesOn
-from p2p_diloco.node.joining import Joined, holders_of
+from p2p_diloco.node.joining import holders_of
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.tensors.outer_state import OuterState
 
@@ -42,13 +42,13 @@ class Beginning:
     """Gives this peer its first state: the state of a checkpoint, or its own model if the peer founds the run. Without
     both, the peer waits for the run's state from other peers."""
 
-    def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
+    def __init__(self, common: Common, saved: Checkpoint | None) -> None:
         """Load the tensors of the checkpoint `saved`, if there is one.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
-        self._common, local, run = common, common.local, joined.run
+        self._common, joined, local, run = common, common.joined, common.local, common.run
         self._may_begin_again, self._record = joined.may_begin_again, joined.record
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation

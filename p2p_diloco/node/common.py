@@ -11,11 +11,12 @@ import secrets
 import time
 from functools import partial
 
+from torch import Tensor
+
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Event
 from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.describing import Describing
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.fetching import Fetching
@@ -25,9 +26,11 @@ from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.records import DeathCount
-from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.swarm import Swarm
+from p2p_diloco.tensors.threads import Threads, usual
 
 
 class Common:
@@ -38,16 +41,17 @@ class Common:
         self,
         local: PeerConfig,
         joined: Joined,
-        transport: Transport,
+        swarm: Swarm,
         shared: SharedMemory,
-        work: SliceWork,
-        refusals: Refusals,
-        grant: str = "",
+        theta: Tensor,
+        base: Tensor | None = None,
     ) -> None:
-        """`grant`: by which this peer is in a private run; empty in an open run."""
-        run, now = joined.run, asyncio.get_running_loop().time()
-        self.local, self.run, self.transport, self.shared = local, run, transport, shared
-        self.work, self.refusals = work, refusals
+        """`theta`, `base`: as of `SliceWork`."""
+        run, transport, now = joined.run, swarm.transport, asyncio.get_running_loop().time()
+        self.local, self.joined, self.run, self.transport, self.shared = local, joined, run, transport, shared
+        self.inbox, self.refusals = swarm.inbox, swarm.inbox.refusals
+        self.signatures = Signatures(transport.peer_id, transport, run.token)
+        self.work = SliceWork(run, theta, self.signatures.of_mean, base, Threads(local.node_threads or usual()))
         self.started_at = time.time()
         """Seconds since 1970."""
         self.incarnation = incarnation(int(self.started_at * 1000), secrets.randbits(SALT_BITS))
@@ -65,6 +69,7 @@ class Common:
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue[Event](), EventLog(transport.peer_id), History()
         self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
+        grant = "" if swarm.access is None else swarm.access.member.own.id.hex()
         self.replica = Replica(
             transport.peer_id,
             run.rules,

@@ -7,7 +7,7 @@ and counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.net.interface import Refusal
@@ -15,6 +15,9 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.events import LEAVING
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
 
 NOT_YET = "this peer is not in a run yet"
 """The reason for which messages are refused until this peer is in its run."""
@@ -64,32 +67,11 @@ class Handler:
         """Called now and then while a payload to or from `peer` makes progress."""
 
 
-def no_grant(peer: str) -> Hashable | None:
-    """Return None, because peers of an open run have no grants."""
-    return None
-
-
 def group_of(peer: str, grant_of: Callable[[str], Hashable | None]) -> Hashable:
     """Return the group by which a peer's requests are limited: all peers of its grant; the peer alone in an open
     run."""
     grant = grant_of(peer)
     return peer if grant is None else grant
-
-
-class Members(Protocol):
-    """What a transport knows of the members of a private run."""
-
-    def role_of(self, peer: str) -> str | None:
-        """The role that the peer's invitation allows; empty if the peer is no member; None in an open run."""
-        ...
-
-    def grant_of(self, peer: str) -> Hashable | None:
-        """The grant of the peer's invitation; the peer itself if it is no member; None in an open run."""
-        ...
-
-    def name_of(self, peer: str) -> str:
-        """The name in the peer's invitation; empty if it has none."""
-        ...
 
 
 class Inbox:
@@ -98,14 +80,16 @@ class Inbox:
     def __init__(self) -> None:
         self.handler = Handler()
         self.role_of: Callable[[str], str | None] = lambda peer: None
-        """The role that a peer's invitation to a private run allows; None in an open run."""
-        self.grant_of: Callable[[str], Hashable | None] = no_grant
-        """The grant of a peer's invitation to a private run; None in an open run."""
+        """The role that a peer's invitation to a private run allows; empty if the peer is no member; None in an open
+        run."""
+        self.grant_of: Callable[[str], Hashable | None] = lambda peer: None
+        """The grant of a peer's invitation to a private run; the peer itself if it is no member; None in an open
+        run."""
         self.refusals = Refusals()
 
-    def knows(self, members: Members) -> None:
-        """From now on take the roles, grants and names of peers from `members`."""
-        self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
+    def knows(self, transport: HivemindTransport) -> None:
+        """From now on take the roles, grants and names of peers from the transport."""
+        self.role_of, self.grant_of, self.refusals.name_of = transport.role_of, transport.grant_of, transport.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
         with self.refusals.counted(sender, but=NO_FAULT):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Hashable
 
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
@@ -16,7 +15,7 @@ from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.inbox import Handler, no_grant
+from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import (
@@ -41,23 +40,14 @@ log = logging.getLogger(__name__)
 
 
 class NodeMessages(Handler):
-    """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
-    run; nudges are limited for each grant. It returns None in an open run: there they are not, because anyone could
-    make further identities."""
+    """The handler of a peer that is in the run."""
 
-    def __init__(
-        self,
-        common: Common,
-        node: Node,
-        trainer: TrainerSide,
-        audits: Audits,
-        grant_of: Callable[[str], Hashable | None] = no_grant,
-    ) -> None:
+    def __init__(self, common: Common, node: Node, trainer: TrainerSide, audits: Audits) -> None:
         self._node, self._trainer, self._outbox = node, trainer, common.outbox
         self._run = run = common.run
         self._describing, self._events = common.describing, common.events
         self._token, self._fragments = run.token, len(run.layout.fragments)
-        self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
+        self._replica, self._inbox, self._allowances = common.replica, common.inbox, Allowances()
         self._audits = audits
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
         self._questions = common.fetching.questions
@@ -108,9 +98,10 @@ class NodeMessages(Handler):
                 raise AssertionError(f"`read` should have refused this {type(message).__name__}")
 
     def _check_nudge(self, sender: str, goal: int) -> None:
-        """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
+        """Raises Refusal if the peers with the sender's invitation nudge too often. In an open run they may: anyone
+        could make further identities there."""
         commits, fragments = sum(self._replica.roster.mine.epochs), self._fragments
-        group = self._grant_of(sender)
+        group = self._inbox.grant_of(sender)
         if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 

@@ -76,7 +76,7 @@ class RunInbox(Handler):
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
-        node.settled = self.unfold
+        node.settled.append(self.unfold)
 
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
         body = opened(header, self._run.token)

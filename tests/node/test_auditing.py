@@ -493,7 +493,7 @@ async def test_one_peer_makes_others_audit_few_means(peers: Peers, auditors: dic
     cases = await means_of(peers, a, "b", FAVOURS_AT_ONCE + 1)
     with silent(a):
         a._wait_s = 1000.0  # no mean becomes old, however slow the machine is
-        a._grant_of = lambda peer: {"c": "grant", "d": "grant"}.get(peer)
+        a._inbox.grant_of = lambda peer: {"c": "grant", "d": "grant"}.get(peer)
         last, unknown = Audit(cases[-1].mean), Audit(replace(case.mean, key="unknown"))
         for turn, one in enumerate(cases[:FAVOURS_AT_ONCE]):
             a.asked("cd"[turn % 2], Audit(one.mean))

@@ -142,7 +142,8 @@ async def test_a_message_that_names_peers_by_places_waits_for_its_roll() -> None
             await late.transport._inbox.deliver("a", first.node._packed(message)[0], None)
         assert late.replica.logs[0].early == {}
         late.node.rolls.know(state)
-        late.node.settled()
+        for settled in late.node.settled:
+            settled()
         await until(lambda: late.replica.logs[0].early)
         assert list(late.replica.logs[0].early.values()) == [vote]
         assert "has not signed its commit" in late.refusals.newest(1)[0][1].why
@@ -160,7 +161,7 @@ async def test_damaged_memory_is_fetched_again() -> None:
         await reach(peers, 4)
         await until(lambda: torch.equal(peers[1].theta, peers[0].theta))
         agree(peers)
-        notes = [told.text for told in peers[1].told if getattr(told, "kind", "") == "repair"]
+        notes = [text for kind, text in peers[1].notes if kind == "repair"]
         assert notes == ["1 slices of fragment 0 are fetched again"]
         await reach(peers, 5)
         agree(peers)
