@@ -28,14 +28,12 @@ from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.signing import octets, pack, unpack
-from p2p_diloco.node.allowance import Budget
-from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.examining import LOOK, Examiner
+from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.inbox import group_of
+from p2p_diloco.node.inbox import Budget, group_of
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict

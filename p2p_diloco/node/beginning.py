@@ -74,7 +74,7 @@ class Beginning:
         hashes = founding_hashes(self._record, self._common.run.rules.fragments, self._common.work.state)
         return Found(generation, hashes)
 
-    async def until_it_may_train(self, ending: Ending, goes_on: GoesOn, tell: Callable[[str], None]) -> None:
+    async def until_it_may_train(self, ending: Ending, tell: Callable[[str], None]) -> None:
         """Wait until training may start. `tell` is called with the reason for each wait.
 
         A peer without a checkpoint waits until it holds the run's state; a peer with one also until the peers of the
@@ -94,7 +94,7 @@ class Beginning:
             await self.until_it_has_a_state(ending, tell)
             if not group:
                 return
-            await until_the_others_are_back(replica, group, local.restart_wait, goes_on, tell)
+            await until_the_others_are_back(replica, group, local.restart_wait, ending.goes_on, tell)
             if not await ending.look():
                 return
 

@@ -20,8 +20,7 @@ from p2p_diloco.core.round import Phase
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node.alike import Alike
 from p2p_diloco.node.auditing import Audits
-from p2p_diloco.node.common import Common
-from p2p_diloco.node.events import Fed
+from p2p_diloco.node.common import Common, Fed
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About
 from p2p_diloco.node.headers import Rolls, pack
 from p2p_diloco.node.ledger import OUTER_STEP
@@ -64,7 +63,7 @@ class Node:
         await self.events.feed(e.Received(sender, message))
 
     def closed(self, peer: str) -> None:
-        self._trainer.link_broke()
+        self._common.shared.reconnections += 1
         self.events.post(e.Closed(peer))
 
     def moving(self, peer: str) -> None:

@@ -23,7 +23,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Coroutine, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,23 +32,20 @@ from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revi
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.net.invitation_used import on_this_machine
-from p2p_diloco.node import curves, records, revising, run_record
+from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending, GoesOn
-from p2p_diloco.node.inbox import Handler
+from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.joining import RECORD_EVERY_S, Joining
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.node_messages import NodeMessages
 from p2p_diloco.node.observing import follow
 from p2p_diloco.node.privacy import OPEN, keep_notice, watch_revocations
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
-from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.swarm import Swarm, entered, until_one_ends
 from p2p_diloco.node.trainer import TrainerSide
@@ -137,25 +133,16 @@ class Participation:
         self._common, self._run, self._replica, self._events = common, common.run, common.replica, common.events
         self._transport, self._outbox, self._channel = common.transport, common.outbox, channel
         self._beginning = Beginning(common, saved)
-        self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
-        folder = common.local.checkpoint_dir
-        of = self._transport, common.founding, self._replica, self._goes_on, folder
-        self._ending = Ending(*of, self._beginning.last_group)
+        self._ending = Ending(common, self._beginning.last_group)
         self._saving, self._trainer, self._audits = Saving(common), TrainerSide(common, channel), Audits(common)
         self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
         self._twin_at = math.inf
         """The time of the last record that another process with this peer's identity seems to have made."""
 
-    def _handler(self) -> Handler:
-        common = self._common
-        handler = NodeMessages(common, self._node, self._trainer, self._audits)
-        proven = partial(common.founding.proven, common.transport)
-        return RunInbox(common.run, self._node, common.signatures, common.refusals, proven, handler, common.inbox)
-
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
-        self._common.inbox.handler = self._handler()
+        self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -171,7 +158,7 @@ class Participation:
             self._audits.serve(),
             self._ending.keep(),
             run_record.BOARD.keep(transport, run_id, self._common.joined.record, RECORD_EVERY_S),
-            revising.watch(
+            run_record.watch_revisions(
                 transport,
                 self._common.founding,
                 lambda: roster.mine.revision,
@@ -198,7 +185,7 @@ class Participation:
     async def _start_training(self) -> None:
         """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
         is cancelled."""
-        await self._beginning.until_it_may_train(self._ending, self._goes_on, self._trainer.hold_for)
+        await self._beginning.until_it_may_train(self._ending, self._trainer.hold_for)
         self._trainer.let_go()
         await asyncio.Event().wait()
 

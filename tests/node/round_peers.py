@@ -17,9 +17,10 @@ from p2p_diloco.core.messages import Commit
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node.auditing import Audits
-from p2p_diloco.node.events import EventQueue
+from p2p_diloco.node.common import EventQueue
+from p2p_diloco.node.fetching import Questions
 from p2p_diloco.node.history import History
-from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
@@ -52,19 +53,26 @@ def run_of(fragments: int = 1, **config: Any) -> Run:
 
 def common_of(run: Run, replica: Any, work: SliceWork, outbox: Outbox, signatures: Any, **more: Any) -> Any:
     """In the place of a node's `Common`: what its loop and its inbox use."""
-    of = {"run": run, "replica": replica, "work": work, "outbox": outbox, "signatures": signatures}
-    deaths = SimpleNamespace(notice=lambda death: None)
-    log = SimpleNamespace(named=lambda text: text, note=lambda kind, text: None)
-    inbox, ledger = Inbox(), Ledger(OF_EXCHANGE)
-    beside = {
-        "events": EventQueue(),
-        "event_log": log,
-        "history": History(),
-        "ledger": ledger,
+    inbox, transport = Inbox(), outbox._transport
+    of: dict[str, Any] = {
+        "run": run,
+        "replica": replica,
+        "work": work,
+        "outbox": outbox,
+        "signatures": signatures,
+        "transport": transport,
         "inbox": inbox,
-        "deaths": deaths,
+        "refusals": inbox.refusals,
+        "events": EventQueue(),
+        "event_log": SimpleNamespace(named=lambda text: text, note=lambda kind, text: None),
+        "history": History(),
+        "ledger": Ledger(OF_EXCHANGE),
+        "shared": SimpleNamespace(reconnections=0),
+        "deaths": SimpleNamespace(notice=lambda death: None),
+        "founding": SimpleNamespace(proven=lambda dht, revision: True),
+        "fetching": SimpleNamespace(questions=Questions(transport)),
     }
-    return SimpleNamespace(**of, **{**beside, "transport": outbox._transport, "refusals": inbox.refusals, **more})
+    return SimpleNamespace(**{**of, **more})
 
 
 class Work(SliceWork):
@@ -82,13 +90,6 @@ class Work(SliceWork):
         return super().roll(effect)
 
 
-class Links(Handler):
-    """It tells the node what goes on on its links."""
-
-    def __init__(self, node: Node) -> None:
-        self.closed, self.moving = node.closed, node.moving  # type: ignore[method-assign]
-
-
 class Peer:
     """A node and its trainer."""
 
@@ -103,11 +104,11 @@ class Peer:
         self.outbox = Outbox(transport)
         log = SimpleNamespace(named=lambda text: text, note=lambda *note: self.notes.append(note))
         common = common_of(run, self.replica, self.work, self.outbox, signatures, event_log=log)
-        self.node = Node(common, self, Audits(common), lambda: None)
+        audits = Audits(common)
+        self.node = Node(common, self, audits, lambda: None)
         inbox = transport._inbox = common.inbox
         self.refusals = inbox.refusals
-        told = lambda revision: True  # noqa: E731
-        inbox.handler = RunInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)
+        inbox.handler = RunInbox(common, self.node, self, audits)
         # -- the trainer
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}
@@ -167,8 +168,6 @@ class Peer:
 
     def finished(self) -> None:
         self.ended = True
-
-    def link_broke(self) -> None: ...
 
     # -- and what it does
 

@@ -19,8 +19,7 @@ from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.signing import pack
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
-from p2p_diloco.node.cases import Case
-from p2p_diloco.node.examining import SLICES
+from p2p_diloco.node.examining import SLICES, Case
 from p2p_diloco.node.headers import KINDS, opened
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy

@@ -13,10 +13,10 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.describing import DescriptionInbox
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack, packed
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import DescriptionInbox
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -52,7 +52,7 @@ async def test_progress_is_told_ten_times_a_second(memory_peer: Any, quick: dict
     when `MOVING_EVERY_S` is over."""
     peer = memory_peer(MemoryNetwork(), "a", quick)
     await peer.enter()
-    inbox, told, loop = peer.inbox.handler._beside, list[str](), asyncio.get_running_loop()
+    inbox, told, loop = peer.inbox.handler, list[str](), asyncio.get_running_loop()
     inbox._node = SimpleNamespace(moving=told.append)
     now = loop.time()
     for seconds, sender in ((0.0, "b"), (0.0, "c"), (0.01, "b"), (0.09, "c"), (0.11, "b"), (0.12, "b")):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from p2p_diloco.node.refusals import PEERS_MAX, Refusals, Tally
+from p2p_diloco.node.inbox import PEERS_MAX, Refusals, Tally
 
 
 def test_each_peer_has_a_count_and_the_last_reason() -> None:
