@@ -97,11 +97,6 @@ class Audits:
             self._signatures.saw = self._saw
 
     @property
-    def audited(self) -> int:
-        """How many means this peer has computed again."""
-        return self._examiner.examined
-
-    @property
     def expelled(self) -> dict[str, str]:
         """The peers that this peer has expelled, each with its lie."""
         return self._verdicts.expelled

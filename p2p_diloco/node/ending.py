@@ -125,14 +125,19 @@ def ended(run_id: str, end: End, *, observes: bool = False) -> Refused:
     return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
 
 
-async def read_any(transport: Transport, run_id: str) -> End | None:
-    """Read the highest end of any run with this name from the DHT, on behalf of a peer that finds no such run; None if
-    there is none.
+async def refuse_if_ended(transport: Transport, run_id: str, *, observes: bool) -> None:
+    """Look for the end of a run of this name, on behalf of a peer that finds no such run.
 
     Raises:
-        Unreachable: the DHT doesn't answer.
+        Refused: a run of this name has ended.
     """
-    return next(iter(await BOARD.read(transport, run_id, End, lambda end: _proven(end, transport, run_id))), None)
+    try:
+        found = await BOARD.read(transport, run_id, End, lambda end: _proven(end, transport, run_id))
+    except Unreachable as error:
+        log.debug("the DHT gave no answer about the run's end: %s", error)
+        return
+    if found:
+        raise ended(run_id, found[0], observes=observes)
 
 
 async def read(transport: Transport, founding: Founding, rules: Rules, trusted: Collection[str] = ()) -> Sequence[End]:

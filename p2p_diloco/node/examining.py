@@ -200,8 +200,6 @@ class Examiner:
         """Since when each peer has been live; updated every `LOOK * wait_s` seconds."""
         self.came = asyncio.Event()
         """Set when a copy has come."""
-        self.examined = 0
-        """How many means this peer has computed again."""
 
     async def lie(self, case: Case) -> str:
         """Get the contributions to a mean, and judge the mean. Returns the owner's lie as text; empty if the mean is
@@ -214,7 +212,6 @@ class Examiner:
             same = was is not None and now is not None and was.incarnation == now.incarnation
             hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
             return f"it doesn't show the contributions to its mean of {case.place}" if hides else ""
-        self.examined += 1
         place = self._run.layout.slices_of(case.mean.fragment)[case.mean.number]
         for peer, _ in case.counted:
             try:

@@ -30,23 +30,10 @@ from p2p_diloco.node.forms import About, Form, Unplaced
 
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
-PEERS = frozenset(
-    [
-        "holder",
-        "leader",
-        "author",
-        "owner",
-        "by",
-        "peer",
-        "gone",
-        "late",
-        "successors",
-        "owners",
-        "missing",
-        "awaits",
-        "behind",
-    ]
-)
+PEERS = {
+    "holder", "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
+    "behind",
+}  # fmt: skip
 """The fields whose text names peers."""
 CHAINS = {"key", "digest", "links", "heads", "digests"}
 """The fields whose text is a hash of a version, a choice or tensors."""

@@ -22,8 +22,9 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ending, headers, privacy, wire
+from p2p_diloco.node import headers, privacy, wire
 from p2p_diloco.node.board import name_of
+from p2p_diloco.node.ending import refuse_if_ended
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, layout_of, token
@@ -114,7 +115,7 @@ class Joining:
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
             if founded is None:
-                await self._refuse_if_ended()
+                await refuse_if_ended(self._transport, self._run_id, observes=self._setup.local.role == "observer")
             if founds:
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
@@ -193,20 +194,6 @@ class Joining:
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning("a record of the run %s is left out: the run key did not sign it", self._run_id)
-
-    async def _refuse_if_ended(self) -> None:
-        """Look for the end of a run of this name. Called by a peer that finds no such run, and has no checkpoint of it.
-
-        Raises:
-            Refused: a run of this name has ended.
-        """
-        try:
-            end = await ending.read_any(self._transport, self._run_id)
-        except Unreachable as error:
-            log.debug("the DHT gave no answer about the run's end: %s", error)
-            return
-        if end is not None:
-            raise ending.ended(self._run_id, end, observes=self._setup.local.role == "observer")
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)

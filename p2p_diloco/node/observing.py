@@ -370,8 +370,6 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
         if clock() < give_up_at:
             await asyncio.sleep(LOOK_EVERY_S)
             continue
-        with contextlib.suppress(Unreachable):
-            if (end := await ending.read_any(transport, run_id)) is not None:
-                raise ending.ended(run_id, end, observes=True)
+        await ending.refuse_if_ended(transport, run_id, observes=True)
         mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
         raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

@@ -247,7 +247,10 @@ def _records() -> Iterator[Target]:
     signer: Any = SimpleNamespace(sign=lambda kind, said: ME.sign(kind, said).hex(), peer_id=ME.peer_id)
     end = ending.signed(signer, founding, ModelVersion(0, 8, 1, "e" * 32), 2, 1.0)
     reads: dict[str, tuple[bytes, Callable[[Any], Coroutine[Any, Any, object]]]] = {
-        "ends": (board.pack(end), lambda dht: ending.read_any(dht, "r")),
+        "ends": (
+            board.pack(end),
+            lambda dht: ending.BOARD.read(dht, "r", ending.End, lambda end: ending._proven(end, dht, "r")),
+        ),
         "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: read_revision(dht, founding)),
         "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (
