@@ -1,8 +1,8 @@
-"""Warns, once, if two peers contribute nearly the same, which shows that they train on the same data in the same order.
+"""Warns, once, if two peers contribute the same, which shows that they train on the same data in the same order.
 
 Law: compares and warns; changes no mean. Only contributions that this peer averages are compared. Two are the same if
-they point the same way in several rounds: the machines may round differently. Each is decoded at most once, and little
-of it is kept, because the node does nothing else meanwhile.
+their hashes are equal; or, where machines round differently, if they point the same way in several rounds. Each is
+decoded at most once, and little of it is kept, because the node does nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import WEIGHT_MIN
-from p2p_diloco.tensors.raw import Buffer
+from p2p_diloco.tensors.raw import Buffer, tensor_over
 
 SAME_WAY = 0.998
 """Two contributions with a greater cosine point the same way. In 5 to 60 steps of a small language model the cosine was
@@ -42,17 +42,24 @@ class Alike:
         self._rounds: dict[tuple[str, str], int] = {}  # by pair: rounds in a row with the same way
         self._warned = False
 
-    def look(self, index: int, contributions: Iterable[tuple[str, float, Buffer]]) -> None:
-        """Compare the contributions to a slice of which the mean is made, each given as (peer, weight, payload), except
-        those without progress, whose weight is `WEIGHT_MIN`. Those to buffers are not compared: counters are equal on
-        all peers, and so are buffers that never change."""
+    def look(self, index: int, contributions: Iterable[tuple[str, float, str, Buffer]]) -> None:
+        """Compare the contributions to a slice of which the mean is made, each given as (peer, weight, hash, payload),
+        except those without progress, whose weight is `WEIGHT_MIN`, or that are nothing but zeros. Those to buffers are
+        not compared: counters are equal on all peers, and so are buffers that never change."""
         place, every = self._slices[index], self._slices[index].numel // SAMPLE
-        if self._warned or place.kind != PARAMETER or not every or self._compared not in (-1, index):
+        if self._warned or place.kind != PARAMETER:
+            return
+        made, first_with = list[tuple[str, Buffer]](), dict[str, str]()
+        for peer, weight, hash, payload in contributions:
+            if weight <= WEIGHT_MIN:
+                continue
+            made.append((peer, payload))
+            if (other := first_with.setdefault(hash, peer)) != peer and tensor_over(payload).any():
+                self._warn(other, peer, "the same bytes")
+                return
+        if not every or self._compared not in (-1, index) or len(made) < 2:
             return
         self._compared = index
-        made = [(peer, payload) for peer, weight, payload in contributions if weight > WEIGHT_MIN]
-        if len(made) < 2:
-            return
         samples = [_sample(codecs.decode_blocks(payload, self._codec, place.numel), every) for _, payload in made]
         rows = torch.nn.functional.normalize(torch.stack(samples))
         cosines = rows @ rows.T
@@ -60,13 +67,16 @@ class Alike:
         same = [(made[i][0], made[j][0]) for i, j in pairs if cosines[i, j] > SAME_WAY]
         self._rounds = {pair: self._rounds.get(pair, 0) + 1 for pair in same if pair[0] != pair[1]}
         if (pair := next((pair for pair, rounds in self._rounds.items() if rounds >= ROUNDS), None)) is not None:
-            self._warned = True
-            log.warning(
-                "%s contribute nearly the same in %d rounds, so one of them is useless: they train on the same data in "
-                "the same order; give each peer data of its own, for instance by using peer.seed as the seed",
-                self._named(" and ".join(pair)),
-                ROUNDS,
-            )
+            self._warn(*pair, f"nearly the same in {ROUNDS} rounds")
+
+    def _warn(self, one: str, other: str, what: str) -> None:
+        self._warned = True
+        log.warning(
+            "%s contribute %s, so one of them is useless: they train on the same data in the same order; give each "
+            "peer data of its own, for instance by using peer.seed as the seed",
+            self._named(f"{one} and {other}"),
+            what,
+        )
 
 
 def _sample(blocks: Iterable[Tensor], every: int) -> Tensor:

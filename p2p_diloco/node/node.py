@@ -175,7 +175,7 @@ class Node:
             match effect:
                 case e.Average():
                     index = self._run.rules.fragments[effect.fragment][effect.number]
-                    self._alike.look(index, ((part.author, weight, part.payload) for weight, part in effect.slices))
+                    self._alike.look(index, ((s.author, weight, s.hash, s.payload) for weight, s in effect.slices))
                     averaged = self.work.average(effect)
                     self._audits.made(effect, averaged)
                     return averaged
