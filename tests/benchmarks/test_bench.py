@@ -20,7 +20,7 @@ from rich.console import Console
 
 from examples.benchmarks import command
 from examples.benchmarks.__main__ import main
-from examples.benchmarks.group import Group
+from examples.benchmarks.group import Group, Member
 from examples.benchmarks.measure import Memory, Result, Round, round_of
 from examples.benchmarks.ours import wire_bytes
 from examples.benchmarks.plan import Plan, links_of, names_of
@@ -229,7 +229,7 @@ def group_of(children: Children, *says: str) -> Group:
     members = []
     for word in says:
         command = [sys.executable, "-c", ECHO, word]
-        members.append(children.start(f"p{len(children.all)}", command, listens=True))
+        members.append(Member.start(children, f"p{len(children.all)}", command))
     return Group(PLAN, "x", members, 100, Memory({}))
 
 

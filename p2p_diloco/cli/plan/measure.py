@@ -18,8 +18,7 @@ from pathlib import Path
 
 import typer
 
-from p2p_diloco.cli.tied import tied
-from p2p_diloco.cli.wrap import check_command
+from p2p_diloco.cli.wrap import check_command, tied
 from p2p_diloco.errors import UsageError
 from p2p_diloco.settings import without_ours
 
