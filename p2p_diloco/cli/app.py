@@ -7,7 +7,7 @@ raised; `p2p_diloco.cli` prints them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Option
@@ -29,6 +29,9 @@ from p2p_diloco.cli.options import (
 from p2p_diloco.cli.plan.flags import plan
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.trainer.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from p2p_diloco.observe.baseline import Baseline
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -122,13 +125,13 @@ def status(
     metrics_host: str = METRICS_HOST,
 ) -> None:
     """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
-    from p2p_diloco.cli.status import beside, check_once, show
+    from p2p_diloco.cli.status import check_once, show
 
-    compare = beside(baseline, baseline_bound, tokens_per_sample)
+    beside = _read_baseline(baseline, baseline_bound, tokens_per_sample)
     if check:
-        raise typer.Exit(check_once(flags, config, compare, stall_rounds, as_json=as_json))
+        raise typer.Exit(check_once(flags, config, beside, stall_rounds, as_json=as_json))
     metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(flags, config, as_json=as_json, once=once, interval_s=interval, compare=compare, metrics=metrics)
+    show(flags, config, as_json=as_json, once=once, interval_s=interval, baseline=beside, metrics=metrics)
 
 
 @app.command(cls=ListsAndCommand)
@@ -156,11 +159,18 @@ def dashboard(
     It only shows the run unless the founder's identity file or the run's key is given.
     """
     from p2p_diloco.cli.dashboard import show
-    from p2p_diloco.cli.status import beside
 
-    compare = beside(baseline, baseline_bound, tokens_per_sample)
+    beside = _read_baseline(baseline, baseline_bound, tokens_per_sample)
     metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(flags, config, host=host, port=port, interval_s=interval, compare=compare, key=key, metrics=metrics)
+    show(flags, config, host=host, port=port, interval_s=interval, baseline=beside, key=key, metrics=metrics)
+
+
+def _read_baseline(path: Path | None, bound: float, tokens_per_sample: float | None) -> Baseline | None:
+    if path is None:
+        return None
+    from p2p_diloco.observe.baseline import Baseline
+
+    return Baseline.read(path, bound, tokens_per_sample)
 
 
 @app.command(cls=ListsAndCommand)

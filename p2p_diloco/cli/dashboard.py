@@ -10,20 +10,24 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 import uvicorn
 
 from p2p_diloco.cli.loop import run
-from p2p_diloco.cli.status import Address, Compare, telling, watch, watched
+from p2p_diloco.cli.status import looks, watched
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.snapshot import Snapshot
 from p2p_diloco.observe.web import Door, application
+
+if TYPE_CHECKING:
+    from p2p_diloco.observe.baseline import Baseline
+    from p2p_diloco.observe.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +52,13 @@ def show(
     host: str,
     port: int,
     interval_s: float,
-    compare: Compare,
+    baseline: Baseline | None,
     key: Path | None,
-    metrics: Address | None = None,
+    metrics: tuple[str, int] | None,
 ) -> None:
-    """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With the founder's identity
-    file in the flags the page can change the run's settings, save and stop. `key`: the file of the run's key, with
-    which the page can do so, too, and put peers out. `metrics`: the address and port at which Prometheus gets metrics;
-    None: nowhere.
+    """Serve the page until an interrupt. With the founder's identity file in the flags the page can change the run's
+    settings, save and stop. `key`: the file of the run's key, with which the page can do so, too, and put peers out.
+    `baseline`, `metrics`: as in `looks`.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -67,8 +70,8 @@ def show(
         wrong = "would show other machines a page that can change the run, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
-    with telling(peer, metrics, compare) as told:
-        run(_serve(peer, host, port, interval_s, told, controls))
+    feed = Feed()
+    run(_serve(host, port, feed, looks(peer, interval_s, baseline, metrics, feed.knew), controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
@@ -97,18 +100,10 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 
 
-async def _serve(
-    peer: PeerConfig,
-    host: str,
-    port: int,
-    interval_s: float,
-    compare: Compare,
-    controls: Controls,
-) -> None:
-    feed = Feed()
-
-    def saw(seen: Snapshot) -> None:
-        feed.saw(compare(seen))
+async def _serve(host: str, port: int, feed: Feed, seen_in_turn: AsyncIterator[Snapshot], controls: Controls) -> None:
+    async def follow() -> None:
+        async for seen in seen_in_turn:
+            feed.saw(seen)
 
     with _listening(host, port) as listener:
         shown = f"http://{host}:{listener.getsockname()[1]}/"
@@ -122,8 +117,7 @@ async def _serve(
         app = application(feed, Door(tell), controls)
         server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
                                        timeout_graceful_shutdown=END_S))  # fmt: skip
-        watching = watch(peer, interval_s, saw, feed.knew)
-        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watching)]
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(follow())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,7 @@ from p2p_diloco.observe.snapshot import Snapshot
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
     from p2p_diloco.node.curves import Point
-
-Compare = Callable[[Snapshot], Snapshot]
-"""Turns a snapshot of the run into the one that is shown, compared with a baseline if there is one."""
-Address = tuple[str, int]
+    from p2p_diloco.observe.baseline import Baseline
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +38,11 @@ def show(
     as_json: bool,
     once: bool,
     interval_s: float,
-    compare: Compare,
-    metrics: Address | None = None,
+    baseline: Baseline | None,
+    metrics: tuple[str, int] | None,
 ) -> None:
-    """Take snapshots of a run, and show what `compare` makes of each: only one with `once`, otherwise one every
-    `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus gets metrics meanwhile;
-    None: nowhere.
+    """Show snapshots of a run: only one with `once`, otherwise one every `interval_s` seconds until an interrupt.
+    `baseline`, `metrics`: as in `looks`.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -54,16 +50,23 @@ def show(
     peer = watched(flags, config_file)
     from p2p_diloco.observe.view import lines
 
-    with telling(peer, metrics, compare) as told:
-        if as_json or once or not sys.stdout.isatty():
-            say = Snapshot.to_json if as_json else lambda seen: "\n".join(lines(seen))
-            run(watch(peer, None if once else interval_s, lambda seen: typer.echo(say(told(seen)))))
-        else:
-            run(_browse(peer, interval_s, told))
+    async def print_each() -> None:
+        async for seen in looks(peer, None if once else interval_s, baseline, metrics):
+            typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
+
+    if as_json or once or not sys.stdout.isatty():
+        run(print_each())
+    else:
+        run(_browse(looks(peer, interval_s, baseline, metrics)))
 
 
 def check_once(
-    flags: Mapping[str, object], config_file: Path | None, compare: Compare, stall_rounds: float, *, as_json: bool
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    baseline: Baseline | None,
+    stall_rounds: float,
+    *,
+    as_json: bool,
 ) -> int:
     """Look once and print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0.
 
@@ -74,23 +77,14 @@ def check_once(
     from p2p_diloco.observe.check import faults
 
     logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
-    found: list[str] = []
-    run(watch(peer, None, lambda seen: found.extend(faults(compare(seen), stall_rounds))))
+
+    async def looked() -> list[str]:
+        return [fault async for seen in looks(peer, None, baseline) for fault in faults(seen, stall_rounds)]
+
+    found = run(looked())
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
         typer.echo(line)
     return 1 if found else 0
-
-
-def beside(path: Path | None, bound: float, tokens_per_sample: float | None) -> Compare:
-    """The function that compares each snapshot with the baseline in the file `path`. None: it returns snapshots
-    unchanged. `bound`: it warns of a loss that is above the baseline's by more than this fraction.
-
-    Raises:
-        UsageError, ConfigError: the file or a number can't be used.
-    """
-    from p2p_diloco.observe.baseline import Baseline
-
-    return (lambda seen: seen) if path is None else Baseline.read(path, bound, tokens_per_sample).beside
 
 
 def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig:
@@ -104,7 +98,7 @@ def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig
     return peer
 
 
-async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
+async def _browse(seen_in_turn: AsyncIterator[Snapshot]) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
@@ -120,10 +114,11 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
         def show() -> None:
             live.update(page(newest[-1], trend, browsing, live.console.height), refresh=True)
 
-        def saw(seen: Snapshot) -> None:
-            newest[:] = [told(seen)]
-            trend.saw(newest[-1])
-            show()
+        async def follow() -> None:
+            async for seen in seen_in_turn:
+                newest[:] = [seen]
+                trend.saw(seen)
+                show()
 
         def press(key: str) -> None:
             if browsing is not None and newest:
@@ -131,35 +126,53 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
                 over.set() if browsing.over else show()
 
         with keys(press):
-            quits, watches = asyncio.create_task(over.wait()), asyncio.create_task(watch(peer, interval_s, saw))
+            quits, follows = asyncio.create_task(over.wait()), asyncio.create_task(follow())
             try:
-                await asyncio.wait({quits, watches}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({quits, follows}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 quits.cancel()
-                watches.cancel()
+                follows.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await watches
+                await follows
 
 
-@contextlib.contextmanager
-def telling(peer: PeerConfig, metrics: Address | None, compare: Compare) -> Iterator[Compare]:
-    """Within the block, Prometheus (at the address `metrics`; None: nowhere) and the OTLP endpoint get the snapshot
-    that the yielded function returned last. That function does what `compare` does."""
-    if metrics is None and peer.otlp_endpoint is None:
-        yield compare
-        return
+async def looks(
+    peer: PeerConfig,
+    interval_s: float | None,
+    baseline: Baseline | None,
+    metrics: tuple[str, int] | None = None,
+    past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
+) -> AsyncIterator[Snapshot]:
+    """Yield a snapshot of a run every `interval_s` seconds (None: only one), compared with the `baseline` if there is
+    one. Prometheus, at the address and port `metrics` (None: nowhere), and the OTLP endpoint get the newest meanwhile.
+
+    `past`: is called before the first one, with the curves of the run's peers up to now, by peer id.
+    """
+    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.node import curves
+    from p2p_diloco.observe.look import look, observer
+
+    invitation = None if peer.invite is None else read_invitation(peer)
     newest: list[Snapshot] = []
+    async with contextlib.AsyncExitStack() as ending:
+        if metrics is not None or peer.otlp_endpoint is not None:
+            from p2p_diloco.node.metrics import PeersCollector, told
 
-    def keep(seen: Snapshot) -> Snapshot:
-        newest[:] = [compare(seen)]
-        return newest[0]
-
-    from p2p_diloco.node.metrics import PeersCollector, told
-    from p2p_diloco.observe.run_metrics import RunCollector
-
-    peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
-    with told(metrics, peer.otlp_endpoint, peers, RunCollector(lambda: next(iter(newest), None))):
-        yield keep
+            peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
+            ending.enter_context(told(metrics, peer.otlp_endpoint, peers, *([baseline] if baseline else [])))
+        dht = await ending.enter_async_context(observer(peer.initial_peers, invitation))
+        seen = await look(dht, peer.run_id)
+        if invitation is None:
+            await _warn(peer, seen, dht)
+        if past is not None:
+            past(await curves.read(dht, peer.run_id, seen.time))
+        while True:
+            newest[:] = [seen if baseline is None else baseline.beside(seen)]
+            yield newest[0]
+            if interval_s is None:
+                return
+            await asyncio.sleep(interval_s)
+            seen = await look(dht, peer.run_id)
 
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
@@ -171,28 +184,3 @@ async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
         log.warning("the run %s is private: look at it with --invite", peer.run_id)
     elif seen.run.config is not None and not on_this_machine(peer):
         log.warning("the run %s is OPEN: %s", peer.run_id, OPEN)
-
-
-async def watch(
-    peer: PeerConfig,
-    interval_s: float | None,
-    show_it: Callable[[Snapshot], None],
-    past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
-) -> None:
-    """Take a snapshot every `interval_s` seconds (None: only once), and call `show_it` with each. `past`: is called
-    before that, with the curves of the run's peers up to now, by peer id; None: they are not read."""
-    from p2p_diloco.net.invited import read_invitation
-    from p2p_diloco.node import curves
-    from p2p_diloco.observe.look import look, observer
-
-    invitation = None if peer.invite is None else read_invitation(peer)
-    async with observer(peer.initial_peers, invitation) as dht:
-        seen = await look(dht, peer.run_id)
-        if invitation is None:
-            await _warn(peer, seen, dht)
-        if past is not None:
-            past(await curves.read(dht, peer.run_id, seen.time))
-        show_it(seen)
-        while interval_s is not None:
-            await asyncio.sleep(interval_s)
-            show_it(await look(dht, peer.run_id))

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +25,10 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
+from p2p_diloco.observe.baseline import Baseline
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.snapshot import snapshot
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
 from p2p_diloco.observe.web import COOKIE, Door, application
 
 Answer = tuple[int, dict[str, str], str]
@@ -273,8 +274,8 @@ def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Pa
 
 
 def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its own address and port, of what the page shows: the snapshot after the comparison."""
-    alice = PeerStatus(name="alice", peer_id="id-a", time=100.0, state="training", epoch=3)
+    """At its own address and port, of what the page shows, the comparison among it."""
+    alice = PeerStatus(name="alice", peer_id="id-a", time=100.0, state="training", epoch=3, loss=2.5, counted_samples=5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     scraped = []
@@ -283,12 +284,24 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20.0) as answer:
             return str(answer.read().decode())
 
-    async def serve(*arguments: Any) -> None:
-        arguments[4](snapshot("main", None, [], 100.0))
-        scraped.append(await asyncio.to_thread(scrape))
+    async def serve(host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot], *_: object) -> None:
+        async with contextlib.aclosing(seen_in_turn):
+            assert (await anext(seen_in_turn)).run.compared is not None
+            scraped.append(await asyncio.to_thread(scrape))
+
+    async def look(*_: object) -> Snapshot:
+        return snapshot("main", None, [alice], 100.0)
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
 
     monkeypatch.setattr(dashboard, "_serve", serve)
     monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
+    monkeypatch.setattr("p2p_diloco.cli.status._warn", nothing)
+    monkeypatch.setattr("p2p_diloco.node.curves.read", nothing)
+    monkeypatch.setattr("p2p_diloco.observe.look.observer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("p2p_diloco.observe.look.look", look)
     dashboard.show({}, None, host="127.0.0.1", port=0, interval_s=1.0, key=None, metrics=("127.0.0.1", port),
-                   compare=lambda seen: replace(seen, peers=(alice,)))  # fmt: skip
+                   baseline=Baseline({"loss": [(0, 2.0), (10, 2.0)]}))  # fmt: skip
     assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]
+    assert 'p2p_diloco_baseline_loss{run="main"} 2.0' in scraped[0]
