@@ -6,7 +6,6 @@ list in the run's DHT records, and take no part in the run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -85,39 +84,8 @@ def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as
         the DHT didn't store the list.
     """
     path = key_file or only_key()
-    shared, issued = shared_invitation(path), Issued.beside(path)
-    ids = _ids_of(issued, name)
-    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
-    check_initial_peers(addresses)
-    banned = run(_revoke(RunKey.load(path), shared, issued, ids, addresses))
-    if as_json:
-        typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
-    else:
-        typer.echo(
-            f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
-        )
-
-
-async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
-    """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
-    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
-    if not _known(issued, name):
-        name = await _invitation_of(name, key_file, initial_peers)
-    ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
-    await _revoke(RunKey.load(key_file), shared, issued, ids, initial_peers or shared.addresses)
-    others = _other_ways_in(issued, name)
-    return f"revoked {name}" + (
-        f"; it can come back with another of these, if it holds one: {others}" if others else ""
-    )
-
-
-def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
-    ids = issued.ids_of(name) or _as_id(name)
-    if not ids:
-        known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
-        mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
-        raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
-    return ids
+    _ids_of(Issued.beside(path), name)  # raises UsageError
+    _put_out_and_tell(name, path, initial_peers, as_json=as_json)
 
 
 def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
@@ -134,14 +102,12 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
         wrong += "also one that comes back under another id"
         raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
     path = key_file or only_key()
-    if not _known(Issued.beside(path), name):
-        try:
-            check_initial_peers(initial_peers or shared_invitation(path).addresses)
-            name = run(_invitation_of(name, path, initial_peers))
-        except NoBootstrapReached:
+    try:
+        name = _put_out_and_tell(name, path, initial_peers, as_json=as_json)
+    except NoBootstrapReached:
+        if not _known(Issued.beside(path), name):
             _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
-    for target in _targets(Issued.beside(path), name):
-        revoke(target, path, initial_peers, as_json=as_json)
+        raise
     if left := _other_ways_in(Issued.beside(path), name):
         log.warning(
             "a kicked peer that also holds one of these invitations can come back with it: %s; revoke that one, and "
@@ -150,12 +116,60 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
         )
 
 
+def _put_out_and_tell(name: str, key_file: Path, initial_peers: Sequence[str], *, as_json: bool) -> str:
+    """Put out as `_put_out` does, and print it. Returns the name of the invitation."""
+    shared = shared_invitation(key_file)
+    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
+    check_initial_peers(addresses)
+    name, ids, banned = run(_put_out(name, key_file, addresses))
+    if as_json:
+        typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
+    else:
+        typer.echo(
+            f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
+        )
+    return name
+
+
+async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
+    """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
+    name, _, _ = await _put_out(name, key_file, initial_peers or shared_invitation(key_file).addresses)
+    others = _other_ways_in(Issued.beside(key_file), name)
+    return f"revoked {name}" + (
+        f"; it can come back with another of these, if it holds one: {others}" if others else ""
+    )
+
+
+async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple[str, list[bytes], int]:
+    """Revoke the invitation that `kick` means by `name`. Returns its name, the ids of its grants, and how many are
+    revoked in all."""
+    from p2p_diloco.net.invited import founders_own
+    from p2p_diloco.observe.look import observer
+
+    key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
+    own = founders_own(shared.run_id, key)
+    async with observer(addresses, own) as dht:
+        if not _known(issued, name):
+            name = await _invitation_of(dht, shared.run_id, name, issued)
+        ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
+        return name, ids, await _revoke(dht, own, key, issued, ids)
+
+
+def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
+    ids = issued.ids_of(name) or _as_id(name)
+    if not ids:
+        known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
+        mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
+        raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
+    return ids
+
+
 def _known(issued: Issued, name: str) -> bool:
     """Whether `name` is an invitation's name, a grant's id, or a peer that an invitation was made for."""
     return bool(issued.ids_of(name) or _as_id(name)) or any(entry.peer == name for entry in issued.entries)
 
 
-async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
+async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -> str:
     """The name of the invitation with which the peer came that `status` shows under this name, or this id. Such a peer
     has come with an invitation that any peer may use; there must be one such invitation, and no other peer that uses
     it.
@@ -163,12 +177,9 @@ async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]
     Raises:
         UsageError: there is no such peer, or which invitation it used is uncertain, or others use it, too.
     """
-    from p2p_diloco.net.invited import founders_own
-    from p2p_diloco.observe.look import look, observer, run_record
+    from p2p_diloco.observe.look import look, run_record
 
-    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
-    async with observer(initial_peers or shared.addresses, founders_own(shared.run_id, RunKey.load(key_file))) as dht:
-        seen, record = await look(dht, shared.run_id), await run_record(dht, shared.run_id)
+    seen, record = await look(dht, run_id), await run_record(dht, run_id)
     peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
     if not any(name in (peer.name, peer.peer_id) for peer in peers):
         _ids_of(issued, name)  # raises UsageError
@@ -201,38 +212,22 @@ def _lets_anyone_in(entry: Entry) -> bool:
     return entry.revoked is None and entry.peer is None and entry.expires > time.time()
 
 
-async def _revoke(
-    key: RunKey, shared: Invitation, issued: Issued, ids: Sequence[bytes], addresses: Sequence[str]
-) -> int:
+async def _revoke(dht: Records, own: Invitation, key: RunKey, issued: Issued, ids: Sequence[bytes]) -> int:
     """Store the new list of revocations in the DHT and in the file beside the key; returns its length."""
-    from p2p_diloco.net.invited import founders_own
     from p2p_diloco.node import privacy
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.revise import until
 
-    own = founders_own(shared.run_id, key)
-    async with observer(addresses, own) as dht:
-        now = time.time()
-        member = Membership(own, dht.peer_id, now)
-        await privacy.read_revocations(dht, shared.run_id, member)
-        issued.revoke(ids, max(member.number + 1, int(now)))
-        made = issued.revocations(key, member.banned, now)
-        assert made is not None, "these grants are revoked"
-        issued.save()
-        await _stored(dht, shared.run_id, made[1])
-        member.revoke(made[1])
+    run_id, now = own.run_id, time.time()
+    member = Membership(own, dht.peer_id, now)
+    await privacy.read_revocations(dht, run_id, member)
+    issued.revoke(ids, max(member.number + 1, int(now)))
+    made = issued.revocations(key, member.banned, now)
+    assert made is not None, "these grants are revoked"
+    issued.save()
+    if not await until(lambda: privacy.REVOCATIONS.store(dht, run_id, made[1]), STORED_WITHIN_S):
+        raise GaveUpWaiting("the DHT did not store the revocation", mend="check that its peers are up, and try again")
+    member.revoke(made[1])
     return len(member.banned)
-
-
-async def _stored(dht: Records, run_id: str, packed: bytes) -> None:
-    from p2p_diloco.node import privacy
-
-    give_up_at = time.monotonic() + STORED_WITHIN_S
-    while not await privacy.REVOCATIONS.store(dht, run_id, packed):
-        if time.monotonic() >= give_up_at:
-            raise GaveUpWaiting(
-                "the DHT did not store the revocation", mend="check that its peers are up, and try again"
-            )
-        await asyncio.sleep(1.0)
 
 
 def only_key() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,16 +102,33 @@ def test_nobody_can_be_kicked_from_an_open_run(folder: Path, capsys: pytest.Capt
     assert "found the run without --open" in told
 
 
+def revocations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The grants that commands revoke from now on, without a network."""
+    revoked: list[bytes] = []
+
+    @contextlib.asynccontextmanager
+    async def observer(*_: object) -> AsyncIterator[None]:
+        yield
+
+    async def revoke(dht: object, own: object, key: object, issued: object, ids: Sequence[bytes]) -> int:
+        revoked.extend(ids)
+        return len(revoked)
+
+    monkeypatch.setattr("p2p_diloco.observe.look.observer", observer)
+    monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
+    monkeypatch.setattr(module, "_revoke", revoke)
+    return revoked
+
+
 def test_a_peer_is_kicked_by_the_invitation_that_was_made_for_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The invitation bound to a peer id is revoked, and those that any peer may use are named."""
-    revoked: list[str] = []
-    monkeypatch.setattr(module, "revoke", lambda target, *_, **__: revoked.append(target))
+    revoked = revocations(monkeypatch)
     for name, peer in (("alice", PEER), ("bob", None)):
         assert call("invite", "--name", name, *(("--peer", peer) if peer else ())) == 0
     assert call("kick", PEER) == 0
-    assert [bytes.fromhex(id) for id in revoked] == Issued.beside(folder / "r.key").ids_of("alice")
+    assert revoked == Issued.beside(folder / "r.key").ids_of("alice")
     assert "can come back with it: bob, shared; revoke that one," in " ".join(capsys.readouterr().err.split())
 
 
@@ -142,23 +159,17 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     with it; else a sentence names those peers."""
     assert call("invite", "--name", "carol", "--peer", PEER) == 0
 
-    @contextlib.asynccontextmanager
-    async def observer(*_: object) -> AsyncIterator[None]:
-        yield
-
     async def look(*_: object) -> Snapshot:
         return seen(*peers)
 
     async def record(*_: object) -> SimpleNamespace:
         return SimpleNamespace(founder="a-id")
 
-    for name, value in (("observer", observer), ("look", look), ("run_record", record)):
+    for name, value in (("look", look), ("run_record", record)):
         monkeypatch.setattr(f"p2p_diloco.observe.look.{name}", value)
-    revoked: list[str] = []
-    monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
-    monkeypatch.setattr(module, "revoke", lambda name, *_, **__: revoked.append(name))
+    revoked = revocations(monkeypatch)
     assert call("kick", "bob") == (2 if sentence else 0)
-    assert revoked == ([] if sentence else ["shared"])
+    assert revoked == ([] if sentence else Issued.beside(folder / "r.key").ids_of("shared"))
     assert sentence in capsys.readouterr().err
 
 
