@@ -10,28 +10,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from p2p_diloco import __version__
-from p2p_diloco.cli import control
 from p2p_diloco.cli.data import data
-from p2p_diloco.cli.flags import BriefHelp, ListsAndCommand, given, show_all, with_dashes, with_settings
-from p2p_diloco.cli.options import (
+from p2p_diloco.cli.flags import (
     A_RUN,
     BASELINE,
     BASELINE_BOUND,
+    FOUNDER,
     JOIN,
+    KEY,
     METRICS_HOST,
     METRICS_PORT,
+    OUTCOME,
     TOKENS_PER_SAMPLE,
     TOLD,
+    WAIT,
+    BriefHelp,
+    ListsAndCommand,
+    given,
+    show_all,
+    with_dashes,
+    with_settings,
 )
-from p2p_diloco.cli.plan.flags import plan
+from p2p_diloco.cli.plan import plan
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.revision import CHANGEABLE
 from p2p_diloco.trainer.config import TrainerConfig
 
 if TYPE_CHECKING:
     from p2p_diloco.observe.baseline import Baseline
+
+FOUNDERS = (*A_RUN, "identity_path")
+"""The settings that name a run and who changes it."""
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -202,8 +214,104 @@ def export(
     write(flags, config, checkpoint, out, form, dtype, replace=force)
 
 
-for _name, _command in control.COMMANDS.items():
-    app.command(_name, cls=ListsAndCommand)(_command)
+@app.command(cls=ListsAndCommand)
+def invite(
+    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
+    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
+    expires: str = Option("30d", help="How long the invitation is valid: 7d, 12h, 30m.", metavar="TIME"),
+    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
+    key: Path | None = KEY,
+    initial_peers: list[str] | None = Option(
+        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
+    ),
+    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
+    line: bool = Option(False, "--line", help="Print the invitation as a line for P2P_DILOCO_INVITE, not to a file."),
+) -> None:
+    """Write an invitation to a private run. Needs the run's key, and no network."""
+    from p2p_diloco.cli.invite import invite as make
+
+    make(name, role, expires, peer=peer, key_file=key, initial_peers=initial_peers or (), out=out, as_line=line)
+
+
+@app.command(cls=ListsAndCommand)
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def revoke(
+    flags: dict[str, Any],
+    name: str = Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Revoke an invitation to a private run: the run's members end all connections with peers that use it.
+
+    Needs the run's key. What those peers have read or contributed is not undone.
+    """
+    from p2p_diloco.cli.invite import revoke as put_out
+
+    put_out(name, key, flags.get("initial_peers", ()), as_json=as_json)
+
+
+@app.command(cls=ListsAndCommand)
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def kick(
+    flags: dict[str, Any],
+    name: str = Argument(
+        ...,
+        help="A name that `status` shows or that is in an invitation, a grant's id, or a peer id.",
+        metavar="NAME|ID",
+    ),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
+
+    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
+    the peer of that name has come, if no other peer uses it.
+    """
+    from p2p_diloco.cli.invite import kick as put_out
+
+    put_out(name, key, flags.get("initial_peers", ()), as_json=as_json)
+
+
+@app.command("set", cls=ListsAndCommand)
+@with_settings((*FOUNDERS, *CHANGEABLE), FOUNDER)
+def set_values(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json: bool = OUTCOME) -> None:
+    """Change settings of a run in progress. Settings that are not given stay. Only the run's founder may do this.
+
+    Every fragment takes the new values with its next commit, the same on all peers.
+    Once one peer knows the new values, the change happens even if this command is ended.
+    """
+    from p2p_diloco.cli.revise import set_values as ask
+
+    ask(given(RunConfig, flags), given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
+
+
+@app.command(cls=ListsAndCommand)
+@with_settings(FOUNDERS, FOUNDER)
+def stop(
+    flags: dict[str, Any],
+    config: Path | None,
+    save: bool = Option(False, "--save", help="Refuse to stop if no peer saves the last state."),
+    wait: float = WAIT,
+    as_json: bool = OUTCOME,
+) -> None:
+    """End a run for all its peers, after the next commits. Only the run's founder may do this.
+
+    All peers end with the same state. Those that have a checkpoint folder save it.
+    """
+    from p2p_diloco.cli.revise import stop as ask
+
+    ask(flags, config, save=save, wait_s=wait, as_json=as_json)
+
+
+@app.command(cls=ListsAndCommand)
+@with_settings(FOUNDERS, FOUNDER)
+def save(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json: bool = OUTCOME) -> None:
+    """Let all peers that have a checkpoint folder save after the next commit. Only the run's founder may do this."""
+    from p2p_diloco.cli.revise import save as ask
+
+    ask(flags, config, wait_s=wait, as_json=as_json)
+
+
 app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")(plan)
 app.command(cls=ListsAndCommand)(data)
 
@@ -244,7 +352,7 @@ def env() -> None:
 
 @app.command(cls=ListsAndCommand)
 def replay(
-    paths: list[Path] | None = typer.Argument(
+    paths: list[Path] | None = Argument(
         None, help="Histories of a run's peers, or folders of them; unset: this user's own.", metavar="[FILE]..."
     ),
     run_id: str | None = Option(None, help="Which run of a folder; unset: the newest there.", metavar="NAME"),

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from p2p_diloco.addresses import by_reach, is_loopback, peer_of
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import NodeDied, UsageError
+from p2p_diloco.interrupts import run
 from p2p_diloco.settings import flag, prepare_identity_path
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 import typer
 import uvicorn
 
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.status import looks, watched
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.observe.controls import Controls
+from p2p_diloco.interrupts import run
 from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.web import Door, application
+from p2p_diloco.observe.web import Controls, Door, application
 
 if TYPE_CHECKING:
     from p2p_diloco.observe.baseline import Baseline
@@ -37,7 +36,7 @@ END_S = 1
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to `cli.loop`."""
+    """A server that leaves signals to `interrupts.run`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

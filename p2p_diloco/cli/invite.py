@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
+from p2p_diloco.interrupts import run
 from p2p_diloco.net.certificates import RunKey, is_run_key
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import Entry, Issued, read_invitation

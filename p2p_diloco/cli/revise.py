@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from p2p_diloco.cli.join import settings_of
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.interrupts import run
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import founders_own, key_of, read_invitation
 from p2p_diloco.settings import flag

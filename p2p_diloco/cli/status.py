@@ -18,9 +18,9 @@ import typer
 
 from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.logs import above
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
+from p2p_diloco.interrupts import run
 from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ async def _browse(seen_in_turn: AsyncIterator[Snapshot]) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
-    from p2p_diloco.cli.keys import keys
-    from p2p_diloco.observe.browsing import Browsing
+    from p2p_diloco.observe.browsing import Browsing, keys
     from p2p_diloco.observe.view import Trend, page
 
     trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()

@@ -26,8 +26,8 @@ from examples.benchmarks.ours import wire_bytes
 from examples.benchmarks.plan import Plan, links_of, names_of
 from examples.benchmarks.table import as_object, drawn, figures, headline
 from p2p_diloco.cli.processes import Children
-from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import RunConfig
+from p2p_diloco.observe.figures import count_of
 
 PLAN = Plan(2, 25_000_000, "bf16", 1, 3, beside=("gloo",))
 

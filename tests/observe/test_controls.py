@@ -11,8 +11,8 @@ import pytest
 
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.observe import revise as module
-from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.revise import Asker
+from p2p_diloco.observe.web import Controls
 from tests.net.memory import MemoryTransport
 from tests.net.patience import awaited
 from tests.observe.test_revise import Identity, Swarm

@@ -26,10 +26,9 @@ from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.observe.baseline import Baseline
-from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
-from p2p_diloco.observe.web import COOKIE, Door, application
+from p2p_diloco.observe.web import COOKIE, Controls, Door, application
 
 Answer = tuple[int, dict[str, str], str]
 NASTY = "<script>document.title='broken'</script>"

@@ -25,14 +25,14 @@ from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.cli.doctor import machine, network
 from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX, Seen
 from p2p_diloco.cli.doctor.report import Found, Report, Visit
-from p2p_diloco.cli.loop import run
-from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.interrupts import run
 from p2p_diloco.net import own_addresses
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation_used import with_invitation
+from p2p_diloco.observe.figures import count_of
 from p2p_diloco.settings import read_settings
 
 if TYPE_CHECKING:

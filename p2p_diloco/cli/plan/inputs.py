@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2p_diloco.cli.loop import run as run_in_loop
 from p2p_diloco.cli.plan.measure import step_time
-from p2p_diloco.cli.quantities import RATES, TIMES, count_of, is_zero, number
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.interrupts import run as run_in_loop
+from p2p_diloco.observe.figures import RATES, TIMES, count_of, is_zero, number
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 from p2p_diloco.settings import read_settings
