@@ -25,7 +25,7 @@ from pydantic import BaseModel
 import p2p_diloco
 from p2p_diloco.cli import MOVED
 from p2p_diloco.cli.app import app
-from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional, meanings
 from p2p_diloco.errors import shown
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +68,7 @@ def _meaning(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
     choices = _choices(field.annotation)
     allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if len(choices) > 1 else ""
-    return f"{field.description}{allowed}".replace("|", "\\|")
+    return f"{meanings(model)[key]}{allowed}".replace("|", "\\|")
 
 
 def _choices(annotation: Any) -> list[str]:

@@ -18,7 +18,7 @@ from typer import Option
 from typer.core import TyperCommand
 
 from p2p_diloco.cli.logs import FORMS, set_up_logs
-from p2p_diloco.config import PeerConfig, RunConfig, bare_type
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type, meanings
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
@@ -219,14 +219,15 @@ def show_all(ctx: typer.Context, asked: bool) -> None:
 
 
 def _parameter(key: str, panel: str, text: str | None) -> inspect.Parameter:
-    (field,) = (model.model_fields[key] for model in MODELS if key in model.model_fields)
+    (model,) = (model for model in MODELS if key in model.model_fields)
+    field = model.model_fields[key]
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
     told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
     option = Option(
         *names,
-        help=text or f"{field.description}{told}",
+        help=text or f"{meanings(model)[key]}{told}",
         metavar=_metavar(field.annotation),
         show_default=False,
         rich_help_panel=panel or None,
