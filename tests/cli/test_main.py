@@ -37,7 +37,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def mistakes() -> list[tuple[list[str], int, str]]:
     return [
         (["jion"], 2, "No such command 'jion'"),
-        (["simulate", "--seeds", "9"], 2, "simulate is no command any more: simulated worlds are played"),
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),
         (["status"], 2, "--initial-peers names no address"),
