@@ -109,10 +109,10 @@ def with_settings(
     *,
     config: bool = True,
     quiet: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Decorate a command: give it a flag for each of these fields of `MODELS` (by the help text's panel, if `keys` is a
     mapping), and `--config`, `--logs` and `--debug`. When it is called, logging is set up, and it gets the settings
-    that the user gave as `flags`, by key, and with `config` the file as `config`.
+    that the user gave as `flags`, by key, and with `config` the file as `config`. What it returns is the exit code.
 
     `helps`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
     """
@@ -120,11 +120,11 @@ def with_settings(
     made = [_parameter(key, panel, (helps or {}).get(key)) for panel, of in panels.items() for key in of]
     common = [("config", CONFIG, Path | None)] * config + [("logs", LOGS, str), ("debug", DEBUG, bool)]
 
-    def give(command: Callable[..., Any]) -> Callable[..., None]:
-        def called(*, logs: str, debug: bool, **values: Any) -> None:
+    def give(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        def called(*, logs: str, debug: bool, **values: Any) -> int | None:
             set_up_logs(logs, debug=debug, quiet=quiet)
             told = {one.name: values.pop(one.name) for one in made}
-            command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
+            return command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY

@@ -12,79 +12,98 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Option
 
+from p2p_diloco.cli.flags import (
+    A_RUN,
+    BASELINE,
+    BASELINE_BOUND,
+    METRICS_HOST,
+    METRICS_PORT,
+    TOKENS_PER_SAMPLE,
+    TOLD,
+    with_settings,
+)
 from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.interrupts import run
-from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
     from p2p_diloco.node.curves import Point
     from p2p_diloco.observe.baseline import Baseline
+    from p2p_diloco.observe.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
 
-def show(
-    flags: Mapping[str, object],
-    config_file: Path | None,
-    *,
-    as_json: bool,
-    once: bool,
-    interval_s: float,
-    baseline: Baseline | None,
-    metrics: tuple[str, int] | None,
-) -> None:
-    """Show snapshots of a run: only one with `once`, otherwise one every `interval_s` seconds until an interrupt.
-    `baseline`, `metrics`: as in `looks`.
+@with_settings((*A_RUN, "otlp_endpoint"), TOLD)
+def status(
+    flags: dict[str, Any],
+    config: Path | None,
+    as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
+    once: bool = Option(False, "--once", help="Look once and leave."),
+    check: bool = Option(
+        False, "--check", help="Look once, and print what is wrong; the exit code is 1 if anything is."
+    ),
+    stall_rounds: float = Option(
+        5.0,
+        min=0.01,
+        help="For --check: a run without a commit for X times a round's usual length is stalled.",
+        metavar="X",
+    ),
+    interval: float = Option(2.0, min=0.01, help="Seconds between two looks.", metavar="X"),
+    baseline: Path | None = BASELINE,
+    baseline_bound: float = BASELINE_BOUND,
+    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
+    metrics_port: int | None = METRICS_PORT,
+    metrics_host: str = METRICS_HOST,
+) -> int:
+    """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
+    beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
+    metrics = None if metrics_port is None else (metrics_host, metrics_port)
+    peer = watched(flags, config)
+    if check:
+        return run(_check(looks(peer, None, beside), stall_rounds, as_json=as_json))
+    seen_in_turn = looks(peer, None if once else interval, beside, metrics)
+    if as_json or once or not sys.stdout.isatty():
+        run(_print(seen_in_turn, as_json=as_json))
+    else:
+        run(_browse(seen_in_turn))
+    return 0
 
-    Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
-    """
-    peer = watched(flags, config_file)
+
+async def _print(seen_in_turn: AsyncIterator[Snapshot], *, as_json: bool) -> None:
+    """Print each snapshot."""
     from p2p_diloco.observe.view import lines
 
-    async def print_each() -> None:
-        async for seen in looks(peer, None if once else interval_s, baseline, metrics):
-            typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
-
-    if as_json or once or not sys.stdout.isatty():
-        run(print_each())
-    else:
-        run(_browse(looks(peer, interval_s, baseline, metrics)))
+    async for seen in seen_in_turn:
+        typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
 
 
-def check_once(
-    flags: Mapping[str, object],
-    config_file: Path | None,
-    baseline: Baseline | None,
-    stall_rounds: float,
-    *,
-    as_json: bool,
-) -> int:
-    """Look once and print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0.
-
-    Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
-    """
-    peer = watched(flags, config_file)
+async def _check(seen_in_turn: AsyncIterator[Snapshot], stall_rounds: float, *, as_json: bool) -> int:
+    """Print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0."""
     from p2p_diloco.observe.check import faults
 
     logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
-
-    async def looked() -> list[str]:
-        return [fault async for seen in looks(peer, None, baseline) for fault in faults(seen, stall_rounds)]
-
-    found = run(looked())
+    found = [fault async for seen in seen_in_turn for fault in faults(seen, stall_rounds)]
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
         typer.echo(line)
     return 1 if found else 0
+
+
+def read_baseline(path: Path | None, bound: float, tokens_per_sample: float | None) -> Baseline | None:
+    """The baseline in a file; None: no file was named."""
+    if path is None:
+        return None
+    from p2p_diloco.observe.baseline import Baseline
+
+    return Baseline.read(path, bound, tokens_per_sample)
 
 
 def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig:
