@@ -14,9 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
 """Which of our layers each layer may import, itself included."""
-_base = frozenset(
-    {"errors", "addresses", "config", "settings", "remembered", "interrupts", "wrapped", "standard_streams"}
-)
+_base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts", "standard_streams"})
 for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})

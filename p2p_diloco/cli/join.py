@@ -35,9 +35,9 @@ from p2p_diloco.settings import (
     to_environment,
     without_ours,
 )
+from p2p_diloco.standard_streams import JOINED_FILE
 from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
-from p2p_diloco.wrapped import JOINED_FILE
 
 LOOK_EVERY_S = 0.2
 """Seconds between two checks of an aggregator whether the run has ended."""

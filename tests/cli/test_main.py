@@ -17,7 +17,7 @@ from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
 from p2p_diloco.cli import carry_out
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBootstrapReached, P2PDilocoError
-from p2p_diloco.wrapped import JOINED_FILE
+from p2p_diloco.standard_streams import JOINED_FILE
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 TO = ["join", "--initial-peers", ADDRESS]
