@@ -81,20 +81,17 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         ConfigError: a key can't be read.
     """
     from p2p_diloco.cli.invite import put_out
+    from p2p_diloco.cli.revise import founder_of
     from p2p_diloco.net.certificates import RunKey
-    from p2p_diloco.net.invited import Issued, founders_own, read_invitation
-    from p2p_diloco.net.private_files import read_key
+    from p2p_diloco.net.invited import Issued, read_invitation
     from p2p_diloco.observe.look import observer
-    from p2p_diloco.observe.revise import Asker
 
-    invitation = None if peer.invite is None else read_invitation(peer)
+    invitation, own = None if peer.invite is None else read_invitation(peer), None
     if key is not None:
         Issued.beside(key)
-    run_key = b"" if invitation is None else invitation.grant.run
-    asker = None if founder is None else Asker(read_key(founder), run_key)
-    if invitation is not None and key is not None and (own := RunKey.load(key)).public == run_key:
-        asker = asker or Asker(own, run_key)
-        invitation = founders_own(invitation.run_id, own)  # the one that was given may be revoked
+        of_it = RunKey.load(key)
+        own = of_it if invitation is not None and of_it.public == invitation.grant.run else None
+    asker, invitation = founder_of(invitation, founder, own)
     kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 

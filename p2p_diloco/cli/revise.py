@@ -25,6 +25,7 @@ from p2p_diloco.interrupts import run
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.interface import Records
     from p2p_diloco.net.invitation import Invitation
     from p2p_diloco.observe.revise import Asker, Outcome
@@ -91,12 +92,13 @@ def save(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json
 
 def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> tuple[str, Outcome]:
     """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
-    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.net.invited import key_of, read_invitation
     from p2p_diloco.observe.look import observer
 
     _, peer = settings_of(given(PeerConfig, flags), config_file)
     invitation = None if peer.invite is None else read_invitation(peer)
-    asker = asker_of(peer, invitation)
+    key = None if invitation is None else key_of(peer, invitation)
+    asker, own = founder_of(invitation, peer.identity_path, key)
     if asker is None:
         wrong, mend = "names no key to sign with", "give the identity file that the run's founder was started with"
         if invitation is not None:
@@ -105,33 +107,27 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> 
     check_initial_peers(peer.initial_peers)
 
     async def asked() -> Outcome:
-        async with observer(peer.initial_peers, to_change_with(peer, invitation)) as dht:
+        async with observer(peer.initial_peers, own) as dht:
             return await ask(dht, peer.run_id, asker)
 
     return peer.run_id, run(asked())
 
 
-def to_change_with(peer: PeerConfig, invitation: Invitation | None) -> Invitation | None:
-    """The invitation with which the owner of the run's key asks for a change: one of its own. Members leave out records
-    by an invitation that was revoked, and the one in its folder is the others'."""
-    from p2p_diloco.net.invited import founders_own, key_of
-
-    key = None if invitation is None else key_of(peer, invitation)
-    return invitation if key is None or invitation is None else founders_own(invitation.run_id, key)
-
-
-def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:
-    """Who may change the run with these settings: the owner of the identity file, or else of the run key beside the
-    `invitation`; None: nobody."""
-    from p2p_diloco.net.invited import key_of
+def founder_of(
+    invitation: Invitation | None, identity: Path | None, key: RunKey | None
+) -> tuple[Asker | None, Invitation | None]:
+    """Who may change the run: the owner of the file `identity`, or else of the run's `key`; None: nobody. And the
+    invitation with which to do so: the key's owner makes one of its own. Members leave out records by an invitation
+    that was revoked, and the one in its folder is the others'."""
+    from p2p_diloco.net.invited import founders_own
     from p2p_diloco.net.private_files import read_key
     from p2p_diloco.observe.revise import Asker
 
     run_key = b"" if invitation is None else invitation.grant.run
-    if peer.identity_path is not None:
-        return Asker(read_key(peer.identity_path), run_key)
-    key = None if invitation is None else key_of(peer, invitation)
-    return None if key is None else Asker(key, run_key)
+    if invitation is not None and key is not None:
+        invitation = founders_own(invitation.run_id, key)
+    signs = key if identity is None else read_key(identity)
+    return None if signs is None else Asker(signs, run_key), invitation
 
 
 def _tell(run_id: str, outcome: Outcome, text: str, *, as_json: bool) -> None:

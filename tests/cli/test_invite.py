@@ -14,13 +14,14 @@ from p2p_diloco.cli import invite as module
 from p2p_diloco.cli import main
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.cli.join import settings_of
-from p2p_diloco.cli.revise import asker_of
+from p2p_diloco.cli.revise import founder_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.certificates import RunKey
-from p2p_diloco.net.invited import Issued, read_invitation, write_files
+from p2p_diloco.net.invited import Issued, key_of, read_invitation, write_files
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.revise import Asker
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
@@ -201,16 +202,20 @@ def test_another_text_is_no_time(text: str) -> None:
 def test_the_run_key_beside_the_invitation_changes_the_run(folder: Path) -> None:
     """The founder needs no identity file; a member without the key can change nothing. An identity file comes first."""
     invitation = read_invitation(PeerConfig(invite="r.invite"))
-    asker = asker_of(PeerConfig(invite="r.invite"), invitation)
+
+    def asker_of(peer: PeerConfig) -> Asker | None:
+        return founder_of(invitation, peer.identity_path, key_of(peer, invitation))[0]
+
+    asker = asker_of(PeerConfig(invite="r.invite"))
     assert asker is not None
     assert isinstance(asker.key, RunKey)
     assert (asker.run, asker.key.public, asker.peer_id) == (invitation.grant.run, asker.run, None)
     (folder / "alice.identity").write_bytes((own := SigningKey.create()).content)
     given = PeerConfig(invite="r.invite", identity_path="alice.identity")
-    assert (named := asker_of(given, invitation)) is not None
+    assert (named := asker_of(given)) is not None
     assert named.peer_id == own.peer_id
     (folder / "r.key").unlink()
-    assert asker_of(PeerConfig(invite="r.invite"), invitation) is None
+    assert asker_of(PeerConfig(invite="r.invite")) is None
 
 
 def test_commands_find_the_invitation_in_their_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,23 +56,14 @@ PATIENT_S = 60.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The settings with which a peer would be started. `parameters`: the number of its model's parameters; None: the
-    user gave none."""
-
-    run: RunConfig
-    peer: PeerConfig
-    parameters: int | None = None
-
-
-LOCAL: Mapping[str, Callable[[Wish], Iterable[Found]]] = {
-    "versions": lambda wish: machine.versions(),
-    "p2pd": lambda wish: machine.p2pd(machine.p2pd_path()),
-    "memory": lambda wish: machine.memory(wish.run, wish.parameters, machine.free_memory()),
-    "disk": lambda wish: machine.disk(wish.peer, wish.parameters),
+LOCAL: Mapping[str, Callable[[RunConfig, PeerConfig, int | None], Iterable[Found]]] = {
+    "versions": lambda *_: machine.versions(),
+    "p2pd": lambda *_: machine.p2pd(machine.p2pd_path()),
+    "memory": lambda run, _, parameters: machine.memory(run, parameters, machine.free_memory()),
+    "disk": lambda _, peer, parameters: machine.disk(peer, parameters),
 }
-"""The checks of this machine, which look for themselves."""
+"""The checks of this machine, which look for themselves: called with the settings of the run and of the peer, and the
+number of the model's parameters if it is known."""
 NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
     "port": network.port,
     "initial peer": network.initial_peers,
@@ -101,19 +92,22 @@ def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: st
     typer.echo(f"checking this machine and {others}: 20 s at most", err=True)
 
     async def show() -> Report:
-        report = await examine(Wish(run_config, peer, count))
+        report = await examine(run_config, peer, count)
         typer.echo(report.to_json() if as_json else report.text())
         return report  # shown before the loop ends: its end waits for threads, such as one that looks up a name
 
     return run(show()).exit_code
 
 
-async def examine(wish: Wish, limit_s: float | None = None) -> Report:
-    """Make all checks and return the report. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
-    began, seen = time.monotonic(), Seen(wish.peer)
+async def examine(
+    run_config: RunConfig, peer: PeerConfig, parameters: int | None = None, limit_s: float | None = None
+) -> Report:
+    """Make all checks for a peer with these settings, and return the report. `parameters`: the number of its model's
+    parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
+    began, seen = time.monotonic(), Seen(peer)
     limit_s = LIMIT_S if limit_s is None else limit_s
     tasks: dict[str, asyncio.Task[list[Found]]] = {
-        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(wish))))  # type: ignore[misc]
+        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(run_config, peer, parameters))))  # type: ignore[misc]
         for name, check in LOCAL.items()
     }
     tasks["network"] = asyncio.create_task(look_around(seen, tasks["p2pd"]))
