@@ -11,33 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from p2p_diloco import __version__
 from p2p_diloco.cli.bootstrap import bootstrap
+from p2p_diloco.cli.dashboard import dashboard
 from p2p_diloco.cli.data import data
 from p2p_diloco.cli.export import export
-from p2p_diloco.cli.flags import (
-    A_RUN,
-    BASELINE,
-    BASELINE_BOUND,
-    FOUNDER,
-    KEY,
-    METRICS_HOST,
-    METRICS_PORT,
-    OUTCOME,
-    TOKENS_PER_SAMPLE,
-    TOLD,
-    BriefHelp,
-    ListsAndCommand,
-    with_dashes,
-    with_settings,
-)
+from p2p_diloco.cli.flags import A_RUN, TOLD, BriefHelp, ListsAndCommand, with_dashes, with_settings
+from p2p_diloco.cli.invite import invite, kick, revoke
 from p2p_diloco.cli.join import join
 from p2p_diloco.cli.plan import plan
 from p2p_diloco.cli.replay import replay
 from p2p_diloco.cli.revise import save, set_values, stop
-from p2p_diloco.cli.status import read_baseline, status
+from p2p_diloco.cli.status import status
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -61,100 +48,11 @@ def start(ctx: typer.Context, version: bool = Option(False, "--version", help="P
 app.command(cls=ListsAndCommand)(bootstrap)
 app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]")(join)
 app.command(cls=ListsAndCommand)(status)
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings(
-    (*A_RUN, "identity_path", "otlp_endpoint"),
-    {**TOLD, "identity_path": "Identity file of the run's founder; with it the page can set, save and stop."},
-)
-def dashboard(
-    flags: dict[str, Any],
-    config: Path | None,
-    host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
-    port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
-    interval: float = Option(1.0, min=0.01, help="Seconds between two looks.", metavar="X"),
-    baseline: Path | None = BASELINE,
-    baseline_bound: float = BASELINE_BOUND,
-    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
-    key: Path | None = Option(
-        None, help="File of the run's key; with it the page can set, save, stop and put peers out.", metavar="PATH"
-    ),
-    metrics_port: int | None = METRICS_PORT,
-    metrics_host: str = METRICS_HOST,
-) -> None:
-    """Show a run in the browser: prints a link. Takes no part in the run, and needs no internet.
-
-    It only shows the run unless the founder's identity file or the run's key is given.
-    """
-    from p2p_diloco.cli.dashboard import show
-
-    beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
-    metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(flags, config, host=host, port=port, interval_s=interval, baseline=beside, key=key, metrics=metrics)
-
-
+app.command(cls=ListsAndCommand)(dashboard)
 app.command(cls=ListsAndCommand)(export)
-
-
-@app.command(cls=ListsAndCommand)
-def invite(
-    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
-    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
-    expires: str = Option("30d", help="How long the invitation is valid: 7d, 12h, 30m.", metavar="TIME"),
-    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
-    key: Path | None = KEY,
-    initial_peers: list[str] | None = Option(
-        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
-    ),
-    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
-    line: bool = Option(False, "--line", help="Print the invitation as a line for P2P_DILOCO_INVITE, not to a file."),
-) -> None:
-    """Write an invitation to a private run. Needs the run's key, and no network."""
-    from p2p_diloco.cli.invite import invite as make
-
-    make(name, role, expires, peer=peer, key_file=key, initial_peers=initial_peers or (), out=out, as_line=line)
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings(("initial_peers",), FOUNDER, config=False)
-def revoke(
-    flags: dict[str, Any],
-    name: str = Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
-    key: Path | None = KEY,
-    as_json: bool = OUTCOME,
-) -> None:
-    """Revoke an invitation to a private run: the run's members end all connections with peers that use it.
-
-    Needs the run's key. What those peers have read or contributed is not undone.
-    """
-    from p2p_diloco.cli.invite import revoke as put_out
-
-    put_out(name, key, flags.get("initial_peers", ()), as_json=as_json)
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings(("initial_peers",), FOUNDER, config=False)
-def kick(
-    flags: dict[str, Any],
-    name: str = Argument(
-        ...,
-        help="A name that `status` shows or that is in an invitation, a grant's id, or a peer id.",
-        metavar="NAME|ID",
-    ),
-    key: Path | None = KEY,
-    as_json: bool = OUTCOME,
-) -> None:
-    """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
-
-    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
-    the peer of that name has come, if no other peer uses it.
-    """
-    from p2p_diloco.cli.invite import kick as put_out
-
-    put_out(name, key, flags.get("initial_peers", ()), as_json=as_json)
-
-
+app.command(cls=ListsAndCommand)(invite)
+app.command(cls=ListsAndCommand)(revoke)
+app.command(cls=ListsAndCommand)(kick)
 app.command("set", cls=ListsAndCommand)(set_values)
 app.command(cls=ListsAndCommand)(stop)
 app.command(cls=ListsAndCommand)(save)

@@ -13,22 +13,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Argument, Option
 
+from p2p_diloco.cli.flags import FOUNDER, KEY, OUTCOME, with_settings
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
 from p2p_diloco.interrupts import run
-from p2p_diloco.net.certificates import RunKey, is_run_key
-from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.invited import Entry, Issued, read_invitation
-from p2p_diloco.net.membership import Membership
-from p2p_diloco.net.private_files import write_new
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.interface import Records
+    from p2p_diloco.net.invitation import Invitation
+    from p2p_diloco.net.invited import Entry, Issued
 
 log = logging.getLogger(__name__)
 
@@ -38,34 +38,34 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def invite(
-    name: str,
-    role: str,
-    expires: str,
-    *,
-    peer: str | None,
-    key_file: Path | None,
-    initial_peers: Sequence[str],
-    out: Path | None,
-    as_line: bool,
+    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
+    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
+    expires: str = Option("30d", help="How long the invitation is valid: 7d, 12h, 30m.", metavar="TIME"),
+    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
+    key: Path | None = KEY,
+    initial_peers: list[str] | None = Option(
+        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
+    ),
+    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
+    line: bool = Option(False, "--line", help="Print the invitation as a line for P2P_DILOCO_INVITE, not to a file."),
 ) -> None:
-    """Write a new invitation into the file `out` (None: NAME.invite), and print how to join with it. With `as_line`
-    write no file, and print the invitation as one line. `expires`: a length of time, such as 7d.
+    """Write an invitation to a private run. Needs the run's key, and no network."""
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import Issued
+    from p2p_diloco.net.private_files import write_new
 
-    Raises:
-        UsageError, ConfigError: the flags or files can't be used.
-    """
     lasts_s = seconds(expires)
-    path = key_file or only_key()
-    key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
+    path = key or only_key()
+    run_key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
     now = time.time()
     if issued.valid(name, now):
         mend = "choose another, or revoke the first one"
         raise UsageError("is the name of a valid invitation", key="--name", value=name, mend=mend)
-    grant, seed = key.grant(role, name, now + lasts_s, peer)
-    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
-    made = replace(shared, grant=grant, seed=seed, secret=key.secret, addresses=tuple(addresses))
+    grant, seed = run_key.grant(role, name, now + lasts_s, peer)
+    addresses = PeerConfig(initial_peers=tuple(initial_peers or ())).initial_peers or shared.addresses
+    made = replace(shared, grant=grant, seed=seed, secret=run_key.secret, addresses=tuple(addresses))
     issued.add(grant)
-    if as_line:
+    if line:
         issued.save()
         typer.echo(made.line())
         return
@@ -76,34 +76,50 @@ def invite(
     typer.echo(f"p2p-diloco {'status' if role == 'observer' else 'join'} --invite {file.name}")
 
 
-def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Revoke all invitations of a name, or one by its grant's id, and tell the run's members.
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def revoke(
+    flags: dict[str, Any],
+    name: str = Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Revoke an invitation to a private run: the run's members end all connections with peers that use it.
 
-    Raises:
-        UsageError, ConfigError: the flags or files can't be used. NoBootstrapReached: no peer answers. GaveUpWaiting:
-        the DHT didn't store the list.
+    Needs the run's key. What those peers have read or contributed is not undone.
     """
-    path = key_file or only_key()
+    from p2p_diloco.net.invited import Issued
+
+    path = key or only_key()
     _ids_of(Issued.beside(path), name)  # raises UsageError
-    _put_out_and_tell(name, path, initial_peers, as_json=as_json)
+    _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
 
 
-def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Put out the peers that use an invitation. `name`: the invitation's name, its grant's id, the id of the peer
-    that it was made for, or the name of a peer as `status` shows it. Then name the invitations that other peers may
-    still use.
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def kick(
+    flags: dict[str, Any],
+    name: str = Argument(
+        ...,
+        help="A name that `status` shows or that is in an invitation, a grant's id, or a peer id.",
+        metavar="NAME|ID",
+    ),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
 
-    Raises:
-        UsageError: there is no run key, it has issued no such invitation, or that would put out other peers, too.
-            Otherwise as `revoke`.
+    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
+    the peer of that name has come, if no other peer uses it.
     """
-    if key_file is None and not any(is_run_key(path) for path in Path().glob("*.key")):
+    from p2p_diloco.net.certificates import is_run_key
+    from p2p_diloco.net.invited import Issued
+
+    if key is None and not any(is_run_key(path) for path in Path().glob("*.key")):
         wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
         wrong += "also one that comes back under another id"
         raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
-    path = key_file or only_key()
+    path = key or only_key()
     try:
-        name = _put_out_and_tell(name, path, initial_peers, as_json=as_json)
+        name = _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
     except NoBootstrapReached:
         if not _known(Issued.beside(path), name):
             _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
@@ -133,6 +149,8 @@ def _put_out_and_tell(name: str, key_file: Path, initial_peers: Sequence[str], *
 
 async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
     """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
+    from p2p_diloco.net.invited import Issued
+
     name, _, _ = await _put_out(name, key_file, initial_peers or shared_invitation(key_file).addresses)
     others = _other_ways_in(Issued.beside(key_file), name)
     return f"revoked {name}" + (
@@ -143,7 +161,8 @@ async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> st
 async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple[str, list[bytes], int]:
     """Revoke the invitation that `kick` means by `name`. Returns its name, the ids of its grants, and how many are
     revoked in all."""
-    from p2p_diloco.net.invited import founders_own
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import Issued, founders_own
     from p2p_diloco.observe.look import observer
 
     key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
@@ -214,6 +233,7 @@ def _lets_anyone_in(entry: Entry) -> bool:
 
 async def _revoke(dht: Records, own: Invitation, key: RunKey, issued: Issued, ids: Sequence[bytes]) -> int:
     """Store the new list of revocations in the DHT and in the file beside the key; returns its length."""
+    from p2p_diloco.net.membership import Membership
     from p2p_diloco.node import privacy
     from p2p_diloco.observe.revise import until
 
@@ -236,6 +256,8 @@ def only_key() -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
+    from p2p_diloco.net.certificates import is_run_key
+
     found = [path for path in sorted(Path().glob("*.key")) if is_run_key(path)]
     if len(found) != 1:
         wrong = f"is needed: this folder has {len(found)} run keys"
@@ -249,6 +271,9 @@ def shared_invitation(key_file: Path) -> Invitation:
     Raises:
         ConfigError: there is none, or it is of another run.
     """
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import read_invitation
+
     path = key_file.with_suffix(".invite")
     invitation = read_invitation(PeerConfig(invite=str(path)))
     if invitation.grant.run != RunKey.load(key_file).public:

@@ -9,13 +9,16 @@ and so are requests to a host name that isn't this machine's own: another site's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import (
@@ -31,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE
-from p2p_diloco.errors import P2PDilocoError, UsageError
+from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.own_addresses import names_this_machine
 from p2p_diloco.observe.feed import Feed
@@ -52,6 +55,8 @@ HEADERS = {
 }
 
 WISH_BYTES_MAX = 4096
+END_S = 1
+"""Seconds that browsers get to close their connections at the end."""
 WITHIN_S = 30.0
 """The most seconds to wait until the peers know of a change."""
 
@@ -219,3 +224,35 @@ def _objection_to_a_wish(request: Request) -> Response | None:
     if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
         return PlainTextResponse("another page asked for this", 403)
     return None
+
+
+class Server(uvicorn.Server):
+    """A server of the application that leaves signals to `interrupts.run`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
+                                        timeout_graceful_shutdown=END_S))  # fmt: skip
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle no signal."""
+        yield
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
+            mend="choose another port, or 0 for any",
+        ) from error  # fmt: skip
+    with listener:
+        yield listener

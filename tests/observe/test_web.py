@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvicorn
 
-from p2p_diloco.cli import dashboard
-from p2p_diloco.cli.dashboard import Server, _listening
+from p2p_diloco.cli import carry_out, dashboard
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run_record import RunRecord
@@ -28,7 +26,7 @@ from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.observe.baseline import Baseline
 from p2p_diloco.observe.feed import Feed
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
-from p2p_diloco.observe.web import COOKIE, Controls, Door, application
+from p2p_diloco.observe.web import COOKIE, Controls, Door, Server, application, listening
 
 Answer = tuple[int, dict[str, str], str]
 NASTY = "<script>document.title='broken'</script>"
@@ -189,9 +187,9 @@ def test_no_other_page_can_press_a_button(browser: Browser, headers: dict[str, s
 
 
 def test_a_port_in_use_is_named() -> None:
-    with _listening("127.0.0.1", 0) as taken:
+    with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="--port"), _listening("127.0.0.1", port):
+        with pytest.raises(ConfigError, match="--port"), listening("127.0.0.1", port):
             pass
 
 
@@ -209,8 +207,8 @@ def shown(link: str, width: int, folder: Path, *flags: str) -> subprocess.Comple
 @contextlib.contextmanager
 def served(browser: Browser) -> Iterator[Callable[[], str]]:
     """Within the block, a function that returns the next link."""
-    with _listening("127.0.0.1", 0) as listener:
-        server = Server(uvicorn.Config(browser.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    with listening("127.0.0.1", 0) as listener:
+        server = Server(browser.app)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         yield lambda: f"http://127.0.0.1:{listener.getsockname()[1]}/?token={browser.tokens[-1]}"
@@ -300,7 +298,7 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
     monkeypatch.setattr("p2p_diloco.node.curves.read", nothing)
     monkeypatch.setattr("p2p_diloco.observe.look.observer", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("p2p_diloco.observe.look.look", look)
-    dashboard.show({}, None, host="127.0.0.1", port=0, interval_s=1.0, key=None, metrics=("127.0.0.1", port),
-                   baseline=Baseline({"loss": [(0, 2.0), (10, 2.0)]}))  # fmt: skip
+    monkeypatch.setattr(dashboard, "read_baseline", lambda *_: Baseline({"loss": [(0, 2.0), (10, 2.0)]}))
+    assert carry_out(["dashboard", "--metrics-port", str(port)]) == 0
     assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]
     assert 'p2p_diloco_baseline_loss{run="main"} 2.0' in scraped[0]
