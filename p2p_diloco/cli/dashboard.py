@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Option
 
-from p2p_diloco.cli.flags import (
-    A_RUN,
+from p2p_diloco.cli.flags import A_RUN, TOLD, with_settings
+from p2p_diloco.cli.status import (
     BASELINE,
     BASELINE_BOUND,
     METRICS_HOST,
     METRICS_PORT,
     TOKENS_PER_SAMPLE,
-    TOLD,
-    with_settings,
+    looks,
+    read_baseline,
+    watched,
 )
-from p2p_diloco.cli.status import looks, read_baseline, watched
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import run
@@ -89,7 +89,7 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     from p2p_diloco.cli.revise import founder_of
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import Issued, read_invitation
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.snapshot import observer
     from p2p_diloco.observe.web import Controls
 
     invitation, own = None if peer.invite is None else read_invitation(peer), None

@@ -34,15 +34,6 @@ CONFIG = Option(None, help="TOML file with settings; flags and environment come 
 KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
 WAIT = Option(60.0, min=0, help="Seconds to wait until the peers know of the change.", metavar="X")
 OUTCOME = Option(False, "--json", help="Print the outcome as one JSON object.")
-BASELINE = Option(None, help="Losses of another run, to compare at equal samples (docs/metrics.md).", metavar="PATH")
-BASELINE_BOUND = Option(
-    0.05, min=0, help="Warn if the loss is above the baseline's by more than this fraction.", metavar="X"
-)
-TOKENS_PER_SAMPLE = Option(None, help="For a baseline by tokens: tokens of one sample of the run.", metavar="X")
-METRICS_PORT = Option(
-    None, min=0, max=65535, help="TCP port at which Prometheus gets the metrics of all peers; 0: any.", metavar="N"
-)
-METRICS_HOST = Option("127.0.0.1", help="Address at which --metrics-port listens.", metavar="ADDR")
 
 A_RUN = ("initial_peers", "run_id", "invite")
 """The settings that name a run and the way to it."""

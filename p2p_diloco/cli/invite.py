@@ -163,7 +163,7 @@ async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple
     revoked in all."""
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import Issued, founders_own
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.snapshot import observer
 
     key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
     own = founders_own(shared.run_id, key)
@@ -196,7 +196,7 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
     Raises:
         UsageError: there is no such peer, or which invitation it used is uncertain, or others use it, too.
     """
-    from p2p_diloco.observe.look import look, run_record
+    from p2p_diloco.observe.snapshot import look, run_record
 
     seen, record = await look(dht, run_id), await run_record(dht, run_id)
     peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder

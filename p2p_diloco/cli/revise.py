@@ -93,7 +93,7 @@ def save(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json
 def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> tuple[str, Outcome]:
     """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
     from p2p_diloco.net.invited import key_of, read_invitation
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.snapshot import observer
 
     _, peer = settings_of(given(PeerConfig, flags), config_file)
     invitation = None if peer.invite is None else read_invitation(peer)

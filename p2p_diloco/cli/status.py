@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Option
 
-from p2p_diloco.cli.flags import (
-    A_RUN,
-    BASELINE,
-    BASELINE_BOUND,
-    METRICS_HOST,
-    METRICS_PORT,
-    TOKENS_PER_SAMPLE,
-    TOLD,
-    with_settings,
-)
+from p2p_diloco.cli.flags import A_RUN, TOLD, with_settings
 from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.reach import check_initial_peers
@@ -38,6 +29,16 @@ if TYPE_CHECKING:
     from p2p_diloco.node.curves import Point
     from p2p_diloco.observe.baseline import Baseline
     from p2p_diloco.observe.snapshot import Snapshot
+
+BASELINE = Option(None, help="Losses of another run, to compare at equal samples (docs/metrics.md).", metavar="PATH")
+BASELINE_BOUND = Option(
+    0.05, min=0, help="Warn if the loss is above the baseline's by more than this fraction.", metavar="X"
+)
+TOKENS_PER_SAMPLE = Option(None, help="For a baseline by tokens: tokens of one sample of the run.", metavar="X")
+METRICS_PORT = Option(
+    None, min=0, max=65535, help="TCP port at which Prometheus gets the metrics of all peers; 0: any.", metavar="N"
+)
+METRICS_HOST = Option("127.0.0.1", help="Address at which --metrics-port listens.", metavar="ADDR")
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ async def looks(
     """
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.node import curves
-    from p2p_diloco.observe.look import look, observer
+    from p2p_diloco.observe.snapshot import look, observer
 
     invitation = None if peer.invite is None else read_invitation(peer)
     newest: list[Snapshot] = []

@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.config.base import Seconds, Settings
-from p2p_diloco.config.rates import BUFFERED_MOMENTUM_MAX, EACH_ALONE, Rates, rising
 from p2p_diloco.errors import ConfigError, Refused
 
 Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
@@ -39,6 +38,30 @@ ROUNDS_FEW, MOMENTS = 20, 5
 which are 1 / (1 - momentum)."""
 EPOCH_LATE = 10**6
 """An epoch at which the rates don't rise any more."""
+
+Rates = tuple[float, float]
+"""The learning rate and the momentum of an outer step."""
+
+ROUNDS_HALF, STEPS_HALF = 5, 100
+"""The momentum of the outer step after epoch e is e / (e + ROUNDS_HALF + STEPS_HALF / H), until it is the run's own:
+one half after 5 rounds and 100 inner steps (docs/decisions/0079-rates-that-begin-as-averaging.md)."""
+
+EACH_ALONE: Rates = (0.5, 0.0)
+"""The rates in asynchronous mode if every submission is an outer step of its own."""
+BUFFERED_MOMENTUM_MAX = 0.5
+"""The highest momentum with Delayed Nesterov: a buffer holds less work than a synchronous round, and some is stale."""
+
+
+def rising(epoch: float, sync_every: int, full: Rates) -> Rates:
+    """The rates of the outer step that follows `epoch` outer steps, which begin as plain averaging. `full`: those that
+    are reached in the end.
+
+    Each result is a few sums, products and quotients of doubles, which every machine rounds alike, so all peers compute
+    the same bits and no commit has to carry them."""
+    lr, momentum = full
+    risen = min(momentum, epoch / (epoch + ROUNDS_HALF + STEPS_HALF / sync_every))
+    share = risen / momentum if momentum else 1.0
+    return 1.0 + share * (lr - 1.0), risen
 
 
 class RunConfig(Settings):

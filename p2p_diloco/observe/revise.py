@@ -23,8 +23,7 @@ from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
 from p2p_diloco.node.run_record import REVISION, REVISIONS, Founding, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.observe.look import look, run_record
-from p2p_diloco.observe.snapshot import Snapshot, weighed
+from p2p_diloco.observe.snapshot import Snapshot, look, run_record, weighed
 
 if TYPE_CHECKING:
     from p2p_diloco.net.certificates import RunKey

@@ -115,7 +115,7 @@ def revocations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         revoked.extend(ids)
         return len(revoked)
 
-    monkeypatch.setattr("p2p_diloco.observe.look.observer", observer)
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", observer)
     monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
     monkeypatch.setattr(module, "_revoke", revoke)
     return revoked
@@ -167,7 +167,7 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
         return SimpleNamespace(founder="a-id")
 
     for name, value in (("look", look), ("run_record", record)):
-        monkeypatch.setattr(f"p2p_diloco.observe.look.{name}", value)
+        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
     revoked = revocations(monkeypatch)
     assert call("kick", "bob") == (2 if sentence else 0)
     assert revoked == ([] if sentence else Issued.beside(folder / "r.key").ids_of("shared"))

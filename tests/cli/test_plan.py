@@ -173,7 +173,7 @@ def test_a_runs_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         async def observer(*_: object) -> AsyncIterator[Any]:
             yield eyes
 
-        monkeypatch.setattr("p2p_diloco.observe.look.observer", observer)
+        monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", observer)
         with pytest.raises(ConfigError, match="run_id=main has no record or no live peer"):
             await inputs._look(PeerConfig(initial_peers=(ADDRESS,)))
         run = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "ann-id", 0.0)

@@ -12,7 +12,7 @@ from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
-from p2p_diloco.observe.look import look
+from p2p_diloco.observe.snapshot import look
 from tests.net.members import KEY, id_of, membership
 from tests.net.memory import DeafInbox, MemoryNetwork
 from tests.net.patience import awaited

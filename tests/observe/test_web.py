@@ -296,8 +296,8 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
     monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
     monkeypatch.setattr("p2p_diloco.cli.status._warn", nothing)
     monkeypatch.setattr("p2p_diloco.node.curves.read", nothing)
-    monkeypatch.setattr("p2p_diloco.observe.look.observer", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr("p2p_diloco.observe.look.look", look)
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.look", look)
     monkeypatch.setattr(dashboard, "read_baseline", lambda *_: Baseline({"loss": [(0, 2.0), (10, 2.0)]}))
     assert carry_out(["dashboard", "--metrics-port", str(port)]) == 0
     assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]

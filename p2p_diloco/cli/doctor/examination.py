@@ -166,7 +166,7 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
     await asyncio.wait({p2pd})
     if p2pd.exception() is None and any(found.verdict == "bad" for found in p2pd.result()):
         return []  # no daemon would start, and that finding has the mend
-    await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
+    await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.snapshot")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
 
@@ -251,7 +251,7 @@ async def _run_peers(peer: PeerConfig, initial_peers: Sequence[str], lock: async
     initial peer lets this one read the records: then other checks tell the reason."""
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.node.records import read_peers
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.snapshot import observer
 
     try:
         async with lock, observer(initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:

@@ -280,7 +280,7 @@ def _seen(settings: Mapping[str, object], config_file: Path | None) -> Seen:
 
 async def _look(peer: PeerConfig) -> Seen:
     from p2p_diloco.net.invited import read_invitation
-    from p2p_diloco.observe.look import look, observer, run_record
+    from p2p_diloco.observe.snapshot import look, observer, run_record
 
     async with observer(peer.initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:
         snapshot, record = await look(dht, peer.run_id), await run_record(dht, peer.run_id)
