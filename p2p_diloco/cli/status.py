@@ -125,7 +125,8 @@ async def _browse(seen_in_turn: AsyncIterator[Snapshot]) -> None:
     from p2p_diloco.observe.browsing import Browsing, keys
     from p2p_diloco.observe.view import Trend, page
 
-    trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
+    trend, over = Trend(), asyncio.Event()
+    newest: list[Snapshot] = []
     browsing = Browsing() if sys.stdin.isatty() else None
 
     with Live(auto_refresh=False) as live, above(live.console):
