@@ -230,17 +230,11 @@ async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Vi
 
 
 async def _dial_back(seen: Seen, daemon: Daemon) -> None:
-    """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
-    machine."""
+    """Ask the initial peers to dial this peer back."""
     from p2p_diloco.net.reach import ask_all
 
     asked = [address for address in daemon.addresses if not is_loopback(address)]
-    peers, announced = [peer_of(each.address) for each in seen.reached], seen.peer.announce_maddrs
-    answers = await ask_all(daemon, peers, asked, DIAL_BACK_S)
-    if not answers and seen.listen and announced:
-        whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in announced])
-        seen.tried = dict(zip(announced, whys, strict=True))
-    seen.dialled_back = answers
+    seen.dialled_back = await ask_all(daemon, [peer_of(each.address) for each in seen.reached], asked, DIAL_BACK_S)
 
 
 # -- the run's peers
