@@ -7,8 +7,9 @@ carries out what the page's buttons ask for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,12 +103,15 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 
 
-async def _serve(host: str, port: int, feed: Feed, seen_in_turn: AsyncIterator[Snapshot], controls: Controls) -> None:
+async def _serve(
+    host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot, None], controls: Controls
+) -> None:
     from p2p_diloco.observe.web import Door, Server, application, listening
 
     async def follow() -> None:
-        async for seen in seen_in_turn:
-            feed.saw(seen)
+        async with contextlib.aclosing(seen_in_turn):
+            async for seen in seen_in_turn:
+                feed.saw(seen)
 
     with listening(host, port) as listener:
         shown = f"http://{host}:{listener.getsockname()[1]}/"

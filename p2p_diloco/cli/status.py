@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,20 +79,22 @@ def status(
     return 0
 
 
-async def _print(seen_in_turn: AsyncIterator[Snapshot], *, as_json: bool) -> None:
+async def _print(seen_in_turn: AsyncGenerator[Snapshot, None], *, as_json: bool) -> None:
     """Print each snapshot."""
     from p2p_diloco.observe.view import lines
 
-    async for seen in seen_in_turn:
-        typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
+    async with contextlib.aclosing(seen_in_turn):
+        async for seen in seen_in_turn:
+            typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
 
 
-async def _check(seen_in_turn: AsyncIterator[Snapshot], stall_rounds: float, *, as_json: bool) -> int:
+async def _check(seen_in_turn: AsyncGenerator[Snapshot, None], stall_rounds: float, *, as_json: bool) -> int:
     """Print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0."""
     from p2p_diloco.observe.check import faults
 
     logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
-    found = [fault async for seen in seen_in_turn for fault in faults(seen, stall_rounds)]
+    async with contextlib.aclosing(seen_in_turn):
+        found = [fault async for seen in seen_in_turn for fault in faults(seen, stall_rounds)]
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
         typer.echo(line)
     return 1 if found else 0
@@ -118,7 +120,7 @@ def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig
     return peer
 
 
-async def _browse(seen_in_turn: AsyncIterator[Snapshot]) -> None:
+async def _browse(seen_in_turn: AsyncGenerator[Snapshot, None]) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
@@ -135,10 +137,11 @@ async def _browse(seen_in_turn: AsyncIterator[Snapshot]) -> None:
             live.update(page(newest[-1], trend, browsing, live.console.height), refresh=True)
 
         async def follow() -> None:
-            async for seen in seen_in_turn:
-                newest[:] = [seen]
-                trend.saw(seen)
-                show()
+            async with contextlib.aclosing(seen_in_turn):
+                async for seen in seen_in_turn:
+                    newest[:] = [seen]
+                    trend.saw(seen)
+                    show()
 
         def press(key: str) -> None:
             if browsing is not None and newest:
@@ -162,11 +165,12 @@ async def looks(
     baseline: Baseline | None,
     metrics: tuple[str, int] | None = None,
     past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
-) -> AsyncIterator[Snapshot]:
+) -> AsyncGenerator[Snapshot, None]:
     """Yield a snapshot of a run every `interval_s` seconds (None: only one), compared with the `baseline` if there is
     one. Prometheus, at the address and port `metrics` (None: nowhere), and the OTLP endpoint get the newest meanwhile.
 
-    `past`: is called before the first one, with the curves of the run's peers up to now, by peer id.
+    `past`: is called before the first one, with the curves of the run's peers up to now, by peer id. Whoever iterates
+    closes it (`contextlib.aclosing`), so that it leaves the DHT before the loop ends.
     """
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.node import curves
