@@ -12,6 +12,7 @@ import pytest
 
 from p2p_diloco.cli import invite as module
 from p2p_diloco.cli import main
+from p2p_diloco.cli.dashboard import _controls
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.revise import founder_of
@@ -216,6 +217,16 @@ def test_the_run_key_beside_the_invitation_changes_the_run(folder: Path) -> None
     assert named.peer_id == own.peer_id
     (folder / "r.key").unlink()
     assert asker_of(PeerConfig(invite="r.invite")) is None
+
+
+def test_the_page_offers_what_the_given_keys_allow(folder: Path) -> None:
+    """The founder's identity file: to change and end the run; the run's key: also to put peers out. Without: none."""
+    (folder / "alice.identity").write_bytes(SigningKey.create().content)
+    private, change = PeerConfig(invite="r.invite"), ("set", "save", "stop")
+    assert _controls(private, None, None).offered == ()
+    assert _controls(private, Path("alice.identity"), None).offered == change
+    assert _controls(private, None, Path("r.key")).offered == (*change, "kick")
+    assert _controls(PeerConfig(), None, Path("r.key")).offered == ("kick",)
 
 
 def test_commands_find_the_invitation_in_their_folder(folder: Path) -> None:
