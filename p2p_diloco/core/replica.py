@@ -349,10 +349,12 @@ class Replica:
         return effects
 
     def _mend(self, now: float) -> list[e.Effect]:
-        """Repair tensors that most others have otherwise."""
+        """Repair tensors that most others have otherwise. A repair under way explains why these are."""
         effects: list[e.Effect] = []
         for log in self.logs:
-            if log.phase not in DEAF and (others := digests.majority(log)):
+            if log.phase in DEAF or self.fetching.repaired(log.fragment):
+                continue
+            if others := digests.majority(log):
                 effects += self.fetching.repair(log, range(log.slices), others, now)
                 effects += digests.unlike(log, others)
         return effects

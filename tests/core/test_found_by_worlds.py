@@ -409,6 +409,23 @@ def test_a_mean_that_comes_just_before_its_slice_is_asked_for_is_kept() -> None:
         assert (mean in log.early.values()) == is_kept
 
 
+def test_a_repair_under_way_explains_why_the_others_have_other_digests() -> None:
+    """One slice of A's is damaged, and on its way. A's next digests differ from the others' by it, and A fetched all
+    other slices too."""
+    world = World("ABC", rules(slices=6))
+    world.strict = False
+    world.reach(3)
+    damaged = world.peers["A"]
+    damaged.theta[0][1] |= {"damage"}
+    version = damaged.replica.logs[0].version
+    assert version is not None
+    world.rules_of_net.append(lambda _s, to, m: 6.0 if to == "A" and isinstance(m, Part) else None)
+    world.handle("A", e.Damaged(0, version, (1,)))
+    world.reach(6)
+    assert {number for ask in world.sent(Ask, by="A") for number in ask.numbers if ask.fragment == 0} == {1}
+    assert len({*map(frozenset, damaged.theta[0])}) == 1
+
+
 def test_means_are_no_slices_of_a_state() -> None:
     """X has one slice of three. The means of rounds come, and don't make a wait for the others begin anew."""
     world = World("AB")
