@@ -38,10 +38,10 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running
+from p2p_diloco.tensors.flat import ALONE, Threads
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 from p2p_diloco.tensors.mean import Given, weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
-from p2p_diloco.tensors.threads import ALONE, Threads
 
 LOOK_AGAIN_S = 10.0
 """Seconds after which a slice's memory is compared with its digest again, before a pseudo-gradient is measured from it

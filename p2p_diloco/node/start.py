@@ -37,7 +37,7 @@ from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.swarm import Swarm, entered, until_one_ends
-from p2p_diloco.tensors.threads import Threads, usual
+from p2p_diloco.tensors.flat import Threads, usual
 
 log = logging.getLogger(__name__)
 

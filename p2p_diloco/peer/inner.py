@@ -21,7 +21,7 @@ from p2p_diloco.errors import CheckpointError
 from p2p_diloco.peer.devices import random_states, restore_random_states
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
 from p2p_diloco.tensors import checkpoint
-from p2p_diloco.tensors.packing import is_plain
+from p2p_diloco.tensors.checkpoint import is_plain
 
 FOLDER = "inner"
 KEEPS_STATE = ("amsgrad", "centered", "momentum")

@@ -41,9 +41,9 @@ from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.peer.untraced import after_each_step
 from p2p_diloco.peer.watch import Watch
 from p2p_diloco.tensors import buffers
+from p2p_diloco.tensors.buffers import fingerprint
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
-from p2p_diloco.tensors.frozen import fingerprint
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, plain_name, specs_of, trainable
 
 START_S = 90.0

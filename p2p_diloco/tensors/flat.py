@@ -1,15 +1,19 @@
-"""Walks over flat vectors in host memory, piece by piece, and computes the pseudo-gradient.
+"""Walks over flat vectors in host memory, piece by piece, in one thread or several, and computes the pseudo-gradient.
 
 Law: views and one subtraction, independent of the meaning of a vector's elements.
 
 Element-wise work on flat vectors goes block by block, and through numpy: the overhead of a call is four times as large
 in torch as in numpy, and would be a third of the time that a block takes. torch and numpy round the same.
+Both let other threads run meanwhile, if torch doesn't divide a piece itself. A result has the same bits for any number
+of threads, because every element is computed by the same operations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import numpy as np
@@ -91,3 +95,49 @@ def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> None:
         if values.dtype != torch.float32:  # three calls take a quarter of the time, also if they change nothing
             anchors, values = anchors.to(values.dtype).to(torch.float32), values.to(torch.float32)
         torch.sub(anchors, values, out=parts)
+
+
+# -- threads
+
+USUAL_MAX = 8
+
+
+def usual() -> int:
+    """The usual number of threads: a quarter of the cores that this process may use, from 1 to `USUAL_MAX`. The other
+    cores are for training."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(USUAL_MAX, cores // 4))
+
+
+class Threads:
+    """A fixed number of threads, the caller's own included. `count` 1: all work is done by the caller."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self._pool = None if count == 1 else ThreadPoolExecutor(count - 1, thread_name_prefix="tensors")
+
+    def over(self, numel: int, work: Callable[[slice], None]) -> None:
+        """Call `work` for ranges that together cover `numel` elements once, and return when all are done. A range
+        begins at a multiple of `BLOCK`. Raises an error of `work`."""
+        count = -(-numel // BLOCK)
+        each = -(-count // self.count) * BLOCK
+        self.all(*(lambda a=a: work(slice(a, min(a + each, numel))) for a in range(0, numel, each)))
+
+    def all(self, *tasks: Callable[[], None]) -> None:
+        """Carry out all tasks, and return when all are done. Raises the error of the first that failed."""
+        if self._pool is None or len(tasks) < 2:
+            for task in tasks:
+                task()
+            return
+        others = [self._pool.submit(task) for task in tasks[1:]]
+        try:
+            tasks[0]()
+        finally:
+            errors = [other.exception() for other in others]  # waits for each: they use the caller's memory
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+ALONE = Threads()
+"""No further threads."""

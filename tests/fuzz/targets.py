@@ -68,8 +68,8 @@ from p2p_diloco.observe.snapshot import snapshot
 from p2p_diloco.observe.view import lines
 from p2p_diloco.remembered import file_of, remembered
 from p2p_diloco.tensors.checkpoint import MANIFEST, save
-from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.outer_state import digest
 from tests.history.recorded import RecordedWorld
 from tests.net.members import KEY, invitation, membership
 from tests.node.headers_world import RULES

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.tensors import codec
-from p2p_diloco.tensors.cast import to_bf16
+from p2p_diloco.tensors.codec import to_bf16
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 DRAWS = 4000
