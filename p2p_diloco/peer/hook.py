@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd import Variable
+from torch.optim import Optimizer
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, P2PDilocoError
@@ -23,12 +27,11 @@ from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.merging import Due, Flight, Merger
-from p2p_diloco.peer.metrics import Metrics, Standing, of_node
+from p2p_diloco.peer.metrics import Metrics, Standing, Times, of_node
 from p2p_diloco.peer.node_client import NodeClient, Patience
 from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
-from p2p_diloco.peer.supply import Supply
-from p2p_diloco.peer.times import Times
+from p2p_diloco.peer.shard import Supply
 from p2p_diloco.tensors.layout import Layout
 
 log = logging.getLogger("p2p_diloco")
@@ -289,3 +292,32 @@ class Hook:
         self._diverged = True
         with self.merger.merged(unsound=True):
             pass
+
+
+def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
+    """Have torch make `call` after each step of the optimizer. Returns the function that ends that.
+
+    torch.compile never traces the call. A script may compile `optimizer.step()`; traced, what happens at a step would
+    be compiled again and again, because it differs from step to step. Hooks of gradients may step one optimizer for
+    each parameter within a backward pass, which still needs the parameters as they are; then `call` is made when that
+    pass has ended. In a forked process nothing is called.
+    """
+    owner = os.getpid()
+
+    def in_this_process() -> None:
+        if os.getpid() == owner:
+            call()
+
+    def stepped(*_: object) -> None:
+        try:
+            Variable._execution_engine.queue_callback(in_this_process)
+        except RuntimeError:  # no backward pass is going on
+            pass
+        else:
+            return
+        in_this_process()
+
+    if not getattr(type(optimizer).step, "hooked", False):  # a wrapper may not have called torch's own __init__
+        Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
+    untraced = torch.compiler.disable(stepped)  # type: ignore[no-untyped-call]
+    return optimizer.register_step_post_hook(untraced).remove

@@ -18,11 +18,11 @@ from p2p_diloco.core.leases import Tables
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import MERGE
 from p2p_diloco.peer.local import Local
+from p2p_diloco.peer.metrics import Times
 from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.progress import DATA, ENDED, UNSOUND, Blend, LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
-from p2p_diloco.peer.supply import Supply, tables_of
-from p2p_diloco.peer.times import Times
+from p2p_diloco.peer.shard import Supply, tables_of
 from p2p_diloco.tensors.layout import Layout
 
 log = logging.getLogger("p2p_diloco")

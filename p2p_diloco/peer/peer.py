@@ -28,15 +28,13 @@ from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import check, claimed, refuse_claimed
 from p2p_diloco.peer.leaving import broken_off, leave, stay
 from p2p_diloco.peer.local import with_global_values
-from p2p_diloco.peer.meeting import meeting
 from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.node_client import NodeProcess
-from p2p_diloco.peer.ranks import bare, group_of
+from p2p_diloco.peer.ranks import bare, group_of, meeting
 from p2p_diloco.peer.refilling import open_shard
-from p2p_diloco.peer.reported import number, samples_of
+from p2p_diloco.peer.reported import Sinks, number, samples_of
 from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
-from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.settings import from_environment, refuse_further_ranks, settings_of_join
 from p2p_diloco.standard_streams import keep_taken

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import Message
-from p2p_diloco.peer.far import packed, unpack
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank_n import LEAVING, RankLink
+from p2p_diloco.peer.rank_n import LEAVING, RankLink, packed, unpack
 
 RANK_S = 600.0
 """Deadline for a rank to make the call that the others have made; torch's collectives have the same deadline."""

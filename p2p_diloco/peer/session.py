@@ -8,7 +8,6 @@ order, also if a later step fails.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -29,17 +28,15 @@ from p2p_diloco.node.channel import Message
 from p2p_diloco.node.setup import SAVE_S_MAX, Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.far import FarModel
-from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.fitness import Watch
+from p2p_diloco.peer.hook import Hook, after_each_step
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient, NodeProcess
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
-from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
-from p2p_diloco.peer.untraced import after_each_step
-from p2p_diloco.peer.watch import Watch
+from p2p_diloco.peer.rank_n import FarModel, Rank0Client, RankNHook
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.buffers import fingerprint
 from p2p_diloco.tensors.card import card_of
@@ -371,14 +368,11 @@ def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], Inne
 
 
 def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: ExitStack) -> None:
-    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass. In a forked process
-    nothing is called."""
-    owner = os.getpid()
+    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass."""
 
     def stepped() -> None:
-        if os.getpid() == owner:
-            watch.step()
-            step()
+        watch.step()
+        step()
 
     stack.callback(after_each_step(trainee.optimizers[-1], stepped))
 

@@ -17,8 +17,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer import refilling
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.refilling import Refill, open_shard
-from p2p_diloco.peer.shard import Shard, data_set
-from p2p_diloco.peer.supply import Supply
+from p2p_diloco.peer.shard import Shard, Supply, data_set
 
 DATA = DataSet("train", 10, 1)
 
