@@ -19,7 +19,7 @@ NAME_MAX = 256
 """The most letters of a file's name."""
 MANIFEST_BYTES_MAX = 64 * 2**20
 FORMAT_NAMES = ("text", "safetensors", "tar")
-"""How samples are read from each of these formats: `formats.FORMATS`."""
+"""How samples are read from each of these formats: `files.FORMATS`."""
 HASH_BYTES = 32
 
 

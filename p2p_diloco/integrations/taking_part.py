@@ -1,4 +1,5 @@
-"""What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave.
+"""What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave. Also batches of a
+shared data set, for a library that asks for its loader before the callback has entered the run.
 
 Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit for bit,
 before the next step.
@@ -6,7 +7,7 @@ before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import OptimizerOrWrapper, Peer
 from p2p_diloco.peer.ranks import Replicated, bare
+from p2p_diloco.peer.shard import Shard, ShardLoader
 from p2p_diloco.tensors.buffers import candidates
 
 
@@ -144,3 +145,36 @@ def as_one_peer(model: nn.Module) -> nn.Module:
     group = torch.distributed
     several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
     return Replicated(model) if several else model
+
+
+class SharedLoader:
+    """This peer's batches of a data set that all peers share. It has no length, and each loop goes on where the last
+    one ended."""
+
+    def __init__(
+        self,
+        peer: Callable[[], Peer | AbsentPeer],
+        dataset: Any,
+        sharing: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """`sharing`: arguments of `Peer.shard`; `arguments`: those of `Shard.loader`."""
+        self._peer, self._dataset, self._sharing, self._arguments = peer, dataset, sharing, arguments
+        self._made: tuple[Peer | AbsentPeer, Shard, ShardLoader] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        peer = self._peer()
+        if self._made is None or self._made[0] is not peer:
+            shard = peer.shard(self._dataset, **self._sharing)
+            self._made = peer, shard, shard.loader(**self._arguments)
+        return iter(self._made[2])
+
+    @property
+    def endless(self) -> bool:
+        """Whether the data has no end."""
+        return self._sharing["epochs"] is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all peers together have used all of the data, as of this peer's last merge."""
+        return self._made is not None and self._made[1].complete

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from p2p_diloco.data.formats import FORMATS
+from p2p_diloco.data.files import FORMATS
 from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, from_wire
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd

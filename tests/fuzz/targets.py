@@ -31,7 +31,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.state import founding
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.data.formats import FORMATS, cut
+from p2p_diloco.data.files import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.history.order import ordered

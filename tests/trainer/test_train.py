@@ -20,10 +20,8 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
-from p2p_diloco.trainer.progress import Progress
-from p2p_diloco.trainer.schedule import learning_rate
 from p2p_diloco.trainer.text import Batches
-from p2p_diloco.trainer.train import main, mean_loss, new_optimizer, train, warm_start
+from p2p_diloco.trainer.train import Progress, learning_rate, main, mean_loss, new_optimizer, train, warm_start
 from tests.trainer.alone import Alone
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
