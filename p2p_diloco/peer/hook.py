@@ -104,6 +104,16 @@ class Hook:
         a_step = memory.samples / memory.steps if memory.samples and memory.steps else 1.0
         return round(merger.trained / a_step / merger.workers) + under_way + since
 
+    @property
+    def uncounted(self) -> int:
+        """The number of inner steps whose progress no merged commit has counted. 0 after the run's end, because no more
+        steps are counted then."""
+        return 0 if self.merger.over else self._memory.steps - self.merger.progress.settled
+
+    def leave(self, last: Callable[[Hook], None]) -> None:
+        """Call `last`, which makes the peer's last exchange."""
+        last(self)
+
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add the totals from before a restart (`Metrics.totals`) to this hook's counters."""
         self._before = dict(totals)

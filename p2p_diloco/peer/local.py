@@ -97,7 +97,8 @@ class LocalModel:
         self._speaks = rank.index == 0
         self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
         self._stagings: dict[torch.device, Staging] = {}
-        self._last: dict[str, Tensor] | None = None  # copies of the global parameters, once the peer has left
+        self.has_values = False
+        """Whether `keep_values` was called."""
         self.merging: Callable[[], AbstractContextManager[None]] = nullcontext
         """Makes the context of each merge."""
 
@@ -173,26 +174,19 @@ class LocalModel:
         """A copy of the global parameters and buffers by name, as the model loaded them last. Each has its parameter's
         shape, dtype, device and sharding. `kept`: the slices that are read from `base`, because θ already has newer
         values."""
-        parameters = {extent.name: extent.like(values) for extent, values in self._flat(kept)}
+        parameters = {each.name: each.like(self._loaded(each.start, each.stop, kept)) for each in self._all}
         return parameters | self._buffers.global_values(kept)
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
         """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
         `global_values` may be called; its `kept` has no effect then."""
-        self._buffers.keep_values(kept)
-        self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
-        self._theta = self._base = self._delta = torch.empty(0, dtype=torch.float32, device="cpu")
-
-    @property
-    def has_values(self) -> bool:
-        """Whether `keep_values` was called."""
-        return self._last is not None
-
-    def _flat(self, kept: Collection[int]) -> Iterator[tuple[Extent, Tensor]]:
-        """Yield each extent with its global values, which may be a view."""
-        for extent in self._all:
-            last = self._last
-            yield extent, self._loaded(extent.start, extent.stop, kept) if last is None else last[extent.name]
+        theta = torch.empty_like(self._theta)  # pages that stay unwritten take no memory
+        for source, slices in ((self._theta, self.slices), (self._base, kept)):
+            for start, stop in self.ranges(slices):
+                flats.copy(source[start:stop], theta[start:stop])
+        self._theta = self._base = theta
+        self._delta, self.has_values = torch.empty(0, dtype=torch.float32, device="cpu"), True
+        self._buffers.keep_values(theta)
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
         """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` slices are

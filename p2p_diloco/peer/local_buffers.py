@@ -53,7 +53,6 @@ class LocalBuffers:
         self._first = self._places[0].start if self._places else layout.numel
         # Δ of the values that were last sent
         self._sent = torch.zeros(layout.numel - self._first, dtype=torch.float32, device="cpu")
-        self._last: dict[str, Tensor] | None = None  # copies of the global values, once the peer has left
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
 
     def ranges(self, slices: Collection[int]) -> list[tuple[int, int]]:
@@ -105,8 +104,6 @@ class LocalBuffers:
     def global_values(self, kept: Collection[int]) -> dict[str, Tensor]:
         """A copy of the global values by name, as the model loaded them last, each in its buffer's dtype and on its
         device."""
-        if self._last is not None:
-            return {name: values.clone() for name, values in self._last.items()}
         none = torch.empty(0, dtype=torch.float32, device="cpu")
         flat = torch.cat([none, *(self._loaded(index, kept) for index in self._slices)])
         found = {}
@@ -116,10 +113,11 @@ class LocalBuffers:
             found[place.spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
         return found
 
-    def keep_values(self, kept: Collection[int]) -> None:
-        """Copy the global values, and let go of the shared memory. Then only `global_values` may be called."""
-        self._last = self.global_values(kept)
-        self._theta = self._base = self._values = torch.empty(0, dtype=torch.float32, device="cpu")
+    def keep_values(self, theta: Tensor) -> None:
+        """Let go of the shared memory. From now on the global values are those in `theta` [layout.numel], and only
+        `global_values` may be called."""
+        self._theta = self._base = theta
+        self._values = torch.empty(0, dtype=torch.float32, device="cpu")
 
     # -- where the values are
 

@@ -98,12 +98,6 @@ class Merger:
         """Whether a merge is due: some fragment has changed, or the run has ended and the model has local progress."""
         return self._memory.changed != self._seen or (self.over and not self._ended)
 
-    @property
-    def uncounted(self) -> int:
-        """The number of inner steps whose progress no merged commit has counted. 0 after the run's end, because no more
-        steps are counted then."""
-        return 0 if self.over else self._memory.steps - self.progress.settled
-
     @contextmanager
     def reading(self) -> Iterator[list[int]]:
         """A block in which the node writes no global parameters. Yields the slices whose loaded values are in

@@ -33,7 +33,7 @@ from p2p_diloco.peer.node_client import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of, meeting
 from p2p_diloco.peer.refilling import open_shard
 from p2p_diloco.peer.reported import Sinks, number, samples_of
-from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
+from p2p_diloco.peer.session import AnyHook, Following, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.settings import from_environment, refuse_further_ranks, settings_of_join
@@ -204,17 +204,19 @@ class Peer:
         try:
             if session is not None and session.watch is not None:
                 session.watch.tell_unstepped()
-            if session is not None and session.hook is not None:
-                leave(session.hook, self._local_config, why)
-                if session.save_inner is not None:
-                    with suppress(P2PDilocoError):  # the node has ended; what it saved stays
-                        session.save_inner()
+            if session is None or session.hook is None:
+                return
+            if isinstance(session.hook, Following):
+                session.hook.keep_values()
                 self._left = Left.after(session)
-                if session.node is not None and not why:
-                    self._stay(session.node, self._left.standing)
-            elif session is not None and session.following is not None and session.parameters is not None:
-                session.parameters.keep_values()
-                self._left = Left.after(session)
+                return
+            leave(session.hook, self._local_config, why)
+            if session.save_inner is not None:
+                with suppress(P2PDilocoError):  # the node has ended; what it saved stays
+                    session.save_inner()
+            self._left = Left.after(session)
+            if session.node is not None and not why:
+                self._stay(session.node, self._left.standing)
         except KeyboardInterrupt:
             if why and session is not None and session.node is not None:  # the second interrupt, so leave at once
                 session.node.kill()
@@ -252,8 +254,8 @@ class Peer:
     def refresh(self) -> bool:
         """For an observer: read the run's newest global parameters and averaged buffers into the model. Returns whether
         they are newer than those that were read before."""
-        following = self._entered.following
-        if following is None:
+        following = self._entered.hook
+        if not isinstance(following, Following):
             raise UsageError("only an observer reads at its own times", mend="use role=observer, without an optimizer")
         return following.refresh()
 
@@ -365,8 +367,8 @@ class Peer:
         that hold the same commits. With one fragment, two peers at the same `epoch` do; with several fragments, only if
         the same fragments are one outer step ahead on both peers. Tensors are compared beside the rounds: a peer of
         which most others have other tensors fetches theirs, and says so."""
-        session = self._session
-        if session is not None and not session.following and (session.hook is None or self.config.mode == "async"):
+        session, is_async = self._session, self.config.mode == "async"
+        if session is not None and (session.hook is None or (is_async and not isinstance(session.hook, Following))):
             return str(_running(session).client.ask("ask", "told")["digest"])
         return self._known.standing.digest
 
@@ -393,7 +395,7 @@ class Peer:
     @property
     def _hook(self) -> AnyHook:
         hook = self._entered.hook
-        if hook is None:
+        if hook is None or isinstance(hook, Following):
             mend = "give it a model and an optimizer; an observer calls refresh()"
             raise UsageError("this peer trains nothing", mend=mend)
         return hook

@@ -210,7 +210,7 @@ class Rank0Hook:
     @property
     def uncounted(self) -> int:
         """The inner steps whose progress no merged commit has counted."""
-        return self._hook.merger.uncounted
+        return self._hook.uncounted
 
     def leave(self, last: Callable[[Hook], None]) -> None:
         """Call `last`, which makes the peer's last exchange. Every rank must call this."""

@@ -139,6 +139,7 @@ class RankNHook:
         self._samples: int | None = None
         self.standing = Standing()
         """The position of all ranks in the run at the end of the last call."""
+        self.uncounted = 0  # rank 0 warns for all
 
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """Record the loss and the samples of this rank's share of the next step. The held-out loss is rank 0's."""
@@ -169,8 +170,9 @@ class RankNHook:
         self._call("global_state_dict()", into=read)
         return read
 
-    def leave(self) -> None:
+    def leave(self, last: object) -> None:
         """Take part in the last exchange, which rank 0 makes in `Rank0Hook.leave`."""
+        del last
         self._call(LEAVING)
 
     def serve(self, into: dict[str, Tensor] | None = None) -> None:

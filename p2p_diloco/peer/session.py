@@ -70,13 +70,19 @@ class Following:
     """The trainer's side of an observer: what it has read of its run. The model changes only in `refresh` and when the
     peer enters, in the calling thread."""
 
-    def __init__(self, node: NodeClient, parameters: LocalModel, first: Message, within_s: float) -> None:
+    def __init__(
+        self, node: NodeClient, parameters: LocalModel, sync_every: int, first: Message, within_s: float
+    ) -> None:
         """`first`: the node's message that the first state is in the shared memory. `within_s`: deadline for the node's
         answer; the node answers when it has a state, or has given up."""
-        self._node, self._parameters, self._within_s = node, parameters, within_s
-        self.standing = Standing()
-        """The epoch and the digest of the state that was read last, and whether it is the run's last one."""
+        self._node, self._parameters, self._within_s, self._sync_every = node, parameters, within_s, sync_every
         self._load(first)
+
+    @property
+    def standing(self) -> Standing:
+        """The epoch and the digest of the state that was read last, and whether it is the run's last one."""
+        metrics = Metrics(sync_every=self._sync_every, **of_node(self._node.memory))
+        return Standing(self._read["epoch"], self._read["digest"], self._read["finished"], metrics=metrics)
 
     def refresh(self) -> bool:
         """Read the newest complete state into the model. Returns whether it is newer than the state that was read
@@ -100,9 +106,13 @@ class Following:
         """A copy of the global parameters that were read last, by name."""
         return self._parameters.global_values()
 
+    def keep_values(self) -> None:
+        """Keep a copy of the global parameters, which stays after the node's end."""
+        self._parameters.keep_values()
+
     def _load(self, told: Message) -> None:
         self._parameters.merge(dict.fromkeys(self._parameters.slices, Blend.NONE))
-        self.standing = Standing(told["epoch"], told["digest"], told["finished"])
+        self._read = told
 
 
 AnyHook = Hook | Rank0Hook | RankNHook
@@ -112,8 +122,7 @@ AnyHook = Hook | Rank0Hook | RankNHook
 @dataclass(frozen=True)
 class Session:
     """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` and `parameters`
-    are None without a model; an observer has no `hook`. `watch`: None unless this process is a peer that trains, or its
-    rank 0."""
+    are None without a model. `watch`: None unless this process is a peer that trains, or its rank 0."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -121,10 +130,8 @@ class Session:
     plan: FragmentPlan
     memory: SharedMemory
     node: NodeProcess | None
-    hook: AnyHook | None
+    hook: AnyHook | Following | None
     parameters: LocalModel | None
-    following: Following | None = None
-    """What an observer has read of the run; None for any other peer."""
     watch: Watch | None = None
     save_inner: Callable[[], None] | None = None
     """Saves the inner state beside the checkpoint that the node writes when this peer leaves; None: there is none to
@@ -136,8 +143,6 @@ class Session:
         if self.hook is not None:
             return self.hook.standing
         metrics = Metrics(sync_every=self.config.sync_every, **of_node(self.memory))
-        if self.following is not None:
-            return replace(self.following.standing, metrics=metrics)
         return Standing(max(0, self.memory.epoch), finished=bool(self.memory.finished), metrics=metrics)
 
     def global_values(self) -> dict[str, Tensor]:
@@ -146,8 +151,6 @@ class Session:
         Raises:
             UsageError: this peer has no model.
         """
-        if self.following is not None:
-            return self.following.global_values()
         if self.hook is None:
             raise UsageError("this peer has no model", mend="give it a model and an optimizer, or role=observer")
         return self.hook.global_values()
@@ -241,8 +244,8 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         return _session(run, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     if trainee.local.role == "observer":
-        following = Following(client, own, _awaited(node, "ready", within_s), within_s)
-        return replace(_session(run, layout, memory, node, None, own), following=following)
+        following = Following(client, own, config.sync_every, _awaited(node, "ready", within_s), within_s)
+        return _session(run, layout, memory, node, following, own)
     watch = _watch(trainee, own)
     if ranks is not None:
         ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
@@ -382,7 +385,7 @@ def _session(
     layout: Layout,
     memory: SharedMemory,
     node: NodeProcess | None,
-    hook: AnyHook | None = None,
+    hook: AnyHook | Following | None = None,
     parameters: LocalModel | None = None,
 ) -> Session:
     config, _ = _known(run)
