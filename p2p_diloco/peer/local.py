@@ -96,7 +96,7 @@ class LocalModel:
         self._parameters = [place.index for place in layout.slices if place.kind == PARAMETER]
         self._speaks = rank.index == 0
         self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
-        self._stagings: dict[torch.device, Staging] = {}
+        self._stagings: dict[torch.device, Staging | None] = {}
         self.has_values = False
         """Whether `keep_values` was called."""
         self.merging: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -233,18 +233,18 @@ class LocalModel:
         self, slices: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
         """Yield this process's values in these slices, piece by piece, each piece with its span. A piece is flat, lies
-        in host memory, and has the parameter's dtype. `fetch`, `store`: as in `InPlace.through`. `spoken`: only the
+        in host memory, and has the parameter's dtype. `fetch`, `store`: as in `Staging.through`. `spoken`: only the
         values that this process, and no other rank, writes for the peer."""
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
         for extent, pieces in self._touched(slices):
             if extent.speaks or not spoken:
                 devices.setdefault(extent.values().device, []).append((extent, pieces))
         for device, touched in devices.items():
-            staging = self._stagings.get(device)
-            if staging is None:
-                staging = self._stagings[device] = staging_for(device)
-            strided: list[tuple[Tensor, Tensor]] = []
-            yield from staging.through(_chunks(touched, strided), fetch=fetch, store=store)
+            if device not in self._stagings:
+                self._stagings[device] = staging_for(device)
+            staging, strided = self._stagings[device], list[tuple[Tensor, Tensor]]()
+            chunks = _chunks(touched, strided)
+            yield from chunks if staging is None else staging.through(chunks, fetch=fetch, store=store)
             if store:
                 for tensor, dense in strided:
                     tensor.copy_(dense)
