@@ -86,4 +86,4 @@ class Encoding:
         if self._run.config.rounding == "nearest" or codec == running.CODEC:
             return codecs.encode(values, codec)
         drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
-        return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))
+        return codecs.encode_stochastically(values, int.from_bytes(drawn, "little", signed=True))

@@ -20,13 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.errors import ConfigError, UsageError, few
 from p2p_diloco.peer.extents import is_sharded, local_part
 from p2p_diloco.tensors.buffers import can_be_written
 from p2p_diloco.tensors.layout import plain_name, trainable
-
-SHOWN = 3
-"""The most names that a sentence lists."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -119,12 +116,6 @@ def stepped(optimizer: Optimizer) -> list[nn.Parameter]:
 def fits(dtype: torch.dtype) -> bool:
     """Whether fp32 holds all values of a dtype."""
     return dtype.is_floating_point and dtype.itemsize <= 4
-
-
-def few(names: Sequence[str]) -> str:
-    """A list of names for a sentence."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 # -- one run for each model

@@ -36,7 +36,6 @@ MANIFEST = "manifest.json"
 
 _FOLDER = re.compile(r"checkpoint-(\d+)(?P<old>\.replaced)?")
 _UNFINISHED = ".checkpoint-unfinished"
-_OWN_KEYS = frozenset({"format", "epoch", "files", "seal"})
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
 _CHUNK = 1 << 22
 
@@ -62,11 +61,6 @@ def save(
     the same epoch is replaced, whatever its lineage. Raises `CheckpointError` if the checkpoint can't be written (e.g.
     the disk is full); older checkpoints are then unchanged.
     """
-    if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
-        raise ValueError(
-            "keep must be 1 or more, epoch must be 0 or more, stems may have only A-Za-z0-9_-, and the manifest may "
-            "not have the keys format, epoch, files and seal"
-        )
     root = Path(root)
     unfinished, final = root / _UNFINISHED, root / f"checkpoint-{epoch}"
     try:

@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.blockwise import EXPONENTS, INT4, INT8
 from p2p_diloco.tensors.flat import blocks
@@ -124,44 +123,40 @@ def written_in(codec: str, rounding: str) -> torch.dtype:
 
 
 def nbytes(codec: str, numel: int) -> int:
-    """Return how many bytes `numel` elements take when encoded. This function and those below raise `ConfigError` for
-    an unknown codec."""
-    return _codec(codec).nbytes(numel)
+    """Return how many bytes `numel` elements take when encoded."""
+    return CODECS[codec].nbytes(numel)
 
 
 def feeds_back(codec: str) -> bool:
     """Return whether the sender adds the codec's error to its next contribution (`feedback`)."""
-    return _codec(codec).feeds_back
+    return CODECS[codec].feeds_back
 
 
 def encode(flat: Tensor, codec: str) -> memoryview:
     """Return the bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). If the vector has the
     codec's own dtype, the bytes are the vector's own memory (`shares`): send them before the vector changes."""
-    row = _codec(codec)
+    row = CODECS[codec]
     _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
     return row.encode(flat)
 
 
 def shares(flat: Tensor, codec: str) -> bool:
     """Return whether `encode` returns the vector's own memory."""
-    row = _codec(codec)
+    row = CODECS[codec]
     return isinstance(row, Cast) and flat.dtype == row.dtype
 
 
-def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
-    """Encode a flat vector with unbiased random rounding, and return the bytes. Raises `ConfigError` unless the codec
-    is bf16."""
+def encode_stochastically(flat: Tensor, seed: int) -> memoryview:
+    """Encode a flat vector in bf16 with unbiased random rounding, and return the bytes."""
     _check_flat(flat)
-    if codec != "bf16":
-        raise ConfigError("has no stochastic rounding", key="codec", value=codec, mend="use codec=bf16")
-    return CODECS[codec].encode(to_bf16(flat, seed))
+    return CODECS["bf16"].encode(to_bf16(flat, seed))
 
 
 def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
     """Return the fp32 vector [numel] that `buffer` encodes. With codec fp32 the result is a view of the buffer: don't
     write to it. Raises ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
-    row, raw = _codec(codec), tensor_over(buffer)
+    row, raw = CODECS[codec], tensor_over(buffer)
     if isinstance(row, Cast):
         return row.decode(raw)
     values = torch.empty(numel, device="cpu")
@@ -174,12 +169,12 @@ def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
     """Decode the buffer in blocks of `flat.BLOCK` elements. Each block is decoded when it is drawn, and is valid until
     the next one is drawn. Raises ValueError, before the first block, for a wrong length."""
     check_length(buffer, codec, numel)
-    return _codec(codec).decode_blocks(tensor_over(buffer), numel)
+    return CODECS[codec].decode_blocks(tensor_over(buffer), numel)
 
 
 def is_cast(codec: str) -> bool:
     """Return whether each element is encoded by itself, so that the bytes of a range encode that range (`part`)."""
-    return isinstance(_codec(codec), Cast)
+    return isinstance(CODECS[codec], Cast)
 
 
 def part(buffer: Buffer, codec: str, place: slice) -> memoryview:
@@ -192,7 +187,7 @@ def peak(buffer: Buffer, codec: str, numel: int) -> float:
     """Return an upper bound of the magnitudes of the values in `buffer`; NaN or infinite if any value isn't finite.
     Raises ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
-    return _codec(codec).peak(tensor_over(buffer), numel)
+    return CODECS[codec].peak(tensor_over(buffer), numel)
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:
@@ -205,10 +200,3 @@ def check_length(buffer: Buffer, codec: str, numel: int) -> None:
 def _check_flat(flat: Tensor, own: torch.dtype = torch.float32) -> None:
     if flat.dtype not in (torch.float32, own) or flat.dim() != 1:
         raise ValueError(f"expected a flat fp32 vector, found {flat.dtype} {tuple(flat.shape)}")
-
-
-def _codec(name: str) -> Codec:
-    codec = CODECS.get(name)
-    if codec is None:
-        raise ConfigError("is unknown", key="codec", value=name, mend=f"use one of {', '.join(CODECS)}")
-    return codec
