@@ -33,11 +33,10 @@ from p2p_diloco.tensors.raw import magnitude
 @dataclass(frozen=True, slots=True)
 class Span:
     """The place of some values of a parameter. `index`: of the slice that the values belong to; `place`: their range in
-    the flat vector; `speaks`: as in `Extent`."""
+    the flat vector."""
 
     index: int
     place: slice
-    speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
         """Cut the values into pieces of at most `flat.undivided` elements. Yields each piece with its span."""
@@ -45,7 +44,7 @@ class Span:
         for start in range(0, len(values), longest):
             piece = values[start : start + longest]
             first = self.place.start + start
-            yield piece, Span(self.index, slice(first, first + len(piece)), self.speaks)
+            yield piece, Span(self.index, slice(first, first + len(piece)))
 
 
 class Local(Protocol):
@@ -285,7 +284,7 @@ def _chunks(
         for index, start, stop in pieces:
             for a in range(start, stop, longest):
                 b = min(a + longest, stop)
-                yield flat[a - extent.start : b - extent.start], Span(index, slice(a, b), extent.speaks)
+                yield flat[a - extent.start : b - extent.start], Span(index, slice(a, b))
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:

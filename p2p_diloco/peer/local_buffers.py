@@ -15,7 +15,6 @@ two peers saw fall by 0.6 of 1 would be negative. A value that neither θ nor th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +23,6 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import GREATEST, Layout, ParamSpec, kind_of, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A buffer's specification in the run, and its place in the flat vector."""
-
-    spec: ParamSpec
-    start: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.spec.numel
 
 
 class LocalBuffers:
@@ -49,8 +36,8 @@ class LocalBuffers:
         self._model, self._layout = model, layout
         self._theta, self._base, self._values = theta, base, values
         buffers = {spec.name for spec in layout.buffers}
-        self._places = [Place(spec, start) for spec, start in layout.places if spec.name in buffers]
-        self._first = self._places[0].start if self._places else layout.numel
+        self._places = [(spec, start) for spec, start in layout.places if spec.name in buffers]
+        self._first = self._places[0][1] if self._places else layout.numel
         # Δ of the values that were last sent
         self._sent = torch.zeros(layout.numel - self._first, dtype=torch.float32, device="cpu")
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
@@ -62,8 +49,8 @@ class LocalBuffers:
 
     def write_theta(self) -> None:
         """Copy the buffers into θ."""
-        for place in self._places:
-            self._theta[place.start : place.stop].copy_(self._buffer(place.spec).reshape(-1))
+        for spec, start in self._places:
+            self._theta[start : start + spec.numel].copy_(self._buffer(spec).reshape(-1))
 
     def write_values(self, slices: Collection[int], kept: Collection[int], *, speaks: bool) -> None:
         """Remember what this process has gained in these slices. If it `speaks` for the peer, also write the values
@@ -107,10 +94,10 @@ class LocalBuffers:
         none = torch.empty(0, dtype=torch.float32, device="cpu")
         flat = torch.cat([none, *(self._loaded(index, kept) for index in self._slices)])
         found = {}
-        for place in self._places:
-            buffer = self._buffer(place.spec)
-            values = flat[place.start - self._first : place.stop - self._first].view(place.spec.shape)
-            found[place.spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
+        for spec, start in self._places:
+            buffer = self._buffer(spec)
+            values = flat[start - self._first :][: spec.numel].view(spec.shape)
+            found[spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
         return found
 
     def keep_values(self, theta: Tensor) -> None:
@@ -138,10 +125,10 @@ class LocalBuffers:
         """Yield each buffer that lies in a slice: its specification, and its elements there as a range of the buffer
         and as a range of the slice."""
         start, stop = self._span(index)
-        for place in self._places:
-            a, b = max(start, place.start), min(stop, place.stop)
+        for spec, first in self._places:
+            a, b = max(start, first), min(stop, first + spec.numel)
             if a < b:
-                yield place.spec, slice(a - place.start, b - place.start), slice(a - start, b - start)
+                yield spec, slice(a - first, b - first), slice(a - start, b - start)
 
     def _locals(self, index: int) -> Tensor:
         """The model's own values in a slice, fp32. The values on one device are copied to the host together."""

@@ -117,8 +117,11 @@ class Peer:
             wrong = f"is another run than {of_join[1].run_id}, for which `p2p-diloco join` started this program"
             raise UsageError(wrong, key="run_id", value=self._local_config.run_id, mend=mend)
         self._given, self._model = model, bare(model)
-        self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
-        self._wrappers = _wrappers_of_last(optimizer)
+        chains = [] if optimizer is None else _unwrapped(optimizer)
+        self._optimizers, self._wrappers = (
+            [chain[-1] for chain in chains],
+            [one for chain in chains[-1:] for one in chain[:-1]],
+        )
         refuse_claimed(self._model, self._optimizers)  # now, while the variable may still hold the other peer
         self._owner = os.getpid()
         self._session: Session | None = None
@@ -142,7 +145,7 @@ class Peer:
         steps."""
         settings = from_environment()
         if settings is None:
-            return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
+            return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1][-1])
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
     def __deepcopy__(self, memo: object) -> Peer:
@@ -434,26 +437,17 @@ def _role(role: str | None, model: object, optimizer: object) -> str:
     raise UsageError("a peer needs a model and its optimizer, or neither", mend=mend)
 
 
-def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
-    """The torch optimizers, without their wrappers. Each step of the last one is an inner step."""
+def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[list[Any]]:
+    """For each optimizer its wrappers, from the outermost, and in the end torch's own. Each step of the last optimizer
+    is an inner step."""
     found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")
-    return [_innermost(one) for one in found]
-
-
-def _wrappers_of_last(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[object]:
-    """The wrappers of the optimizer whose steps count, from the outermost."""
-    chain = [optimizer[-1] if isinstance(optimizer, (list, tuple)) else optimizer]
-    while (inner := getattr(chain[-1], "optimizer", None)) is not None:
-        chain.append(inner)
-    return chain[:-1]
-
-
-def _innermost(optimizer: OptimizerOrWrapper) -> Optimizer:
-    while (inner := getattr(optimizer, "optimizer", None)) is not None:
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        mend = "give a torch.optim.Optimizer, Accelerate's wrapper of one, or a list of them"
-        raise UsageError("is no optimizer of torch", key="optimizer", value=type(optimizer).__name__, mend=mend)
-    return optimizer
+    chains = [[one] for one in found]
+    for chain in chains:
+        while (inner := getattr(chain[-1], "optimizer", None)) is not None:
+            chain.append(inner)
+        if not isinstance(chain[-1], Optimizer):
+            mend = "give a torch.optim.Optimizer, Accelerate's wrapper of one, or a list of them"
+            raise UsageError("is no optimizer of torch", key="optimizer", value=type(chain[-1]).__name__, mend=mend)
+    return chains

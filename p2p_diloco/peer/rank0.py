@@ -22,7 +22,6 @@ from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import Message
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank_n import LEAVING, RankLink, packed, unpack
 
@@ -89,26 +88,6 @@ class OtherRanks:
         return self.answers()
 
     @contextmanager
-    def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A block around a call that every rank makes, such as a step. At its beginning it waits until all other ranks
-        have made the call `name`, and yields their messages. At its end it sends them the result of `standing`, and all
-        ranks go on.
-
-        Raises:
-            RankDied: a rank has ended, or makes another call.
-        """
-        with self.told_of_errors():
-            said = self.answers()
-            for rank, message in enumerate(said, start=1):
-                if message["call"] != name:
-                    raise RankDied(
-                        f"rank {rank} calls {message['call']} where rank 0 calls {name}",
-                        mend="make the same calls of the peer on every rank, in the same order",
-                    )
-            yield said
-            self.tell("go on", standing=asdict(standing()))
-
-    @contextmanager
     def told_of_errors(self) -> Iterator[None]:
         """A block whose errors are also sent to the other ranks, so that their calls end with the same error."""
         try:
@@ -173,6 +152,27 @@ class Rank0Hook:
         self.standing = hook.standing
         """The position of all ranks in the run at the end of the last call."""
 
+    @contextmanager
+    def _call(self, name: str) -> Iterator[list[Message]]:
+        """A block around a call that every rank makes, such as a step. At its beginning it waits until all other ranks
+        have made the call `name`, and yields their messages. At its end it tells them the peer's position in the run,
+        and all ranks go on.
+
+        Raises:
+            RankDied: a rank has ended, or makes another call.
+        """
+        with self._ranks.told_of_errors():
+            said = self._ranks.answers()
+            for rank, message in enumerate(said, start=1):
+                if message["call"] != name:
+                    raise RankDied(
+                        f"rank {rank} calls {message['call']} where rank 0 calls {name}",
+                        mend="make the same calls of the peer on every rank, in the same order",
+                    )
+            yield said
+            self.standing = self._hook.standing
+            self._ranks.tell("go on", standing=asdict(self.standing))
+
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """Record the loss and the samples of this rank's share of the next step. The peer reports the samples of all
         ranks together, their mean loss, and this rank's held-out loss."""
@@ -183,13 +183,12 @@ class Rank0Hook:
 
     def step(self) -> None:
         """Called after each inner step, on every rank. Does the work of `Hook.step` for the whole peer."""
-        with self._ranks.call("optimizer.step()", lambda: self.standing) as said:
+        with self._call("optimizer.step()") as said:
             losses = [one for one in (self._loss, *(message["loss"] for message in said)) if one is not None]
             samples = [one for one in (self._samples, *(message["samples"] for message in said)) if one is not None]
             self._loss = self._samples = None
             self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
             self._hook.step()
-            self.standing = self._hook.standing
             self._after()
 
     def pause(self) -> AbstractContextManager[None]:
@@ -198,13 +197,12 @@ class Rank0Hook:
 
     def synchronise(self) -> None:
         """Exchange the whole model now, as `Hook.synchronise` does. Every rank must call this."""
-        with self._ranks.call("force_sync()", lambda: self.standing):
+        with self._call("force_sync()"):
             self._hook.synchronise()
-            self.standing = self._hook.standing
 
     def global_values(self) -> dict[str, Tensor]:
         """A copy of this rank's part of the global parameters. Every rank must call this."""
-        with self._ranks.call("global_state_dict()", lambda: self.standing):
+        with self._call("global_state_dict()"):
             return self._hook.global_values()
 
     @property
@@ -214,9 +212,8 @@ class Rank0Hook:
 
     def leave(self, last: Callable[[Hook], None]) -> None:
         """Call `last`, which makes the peer's last exchange. Every rank must call this."""
-        with self._ranks.call(LEAVING, lambda: self.standing):
+        with self._call(LEAVING):
             last(self._hook)
-            self.standing = self._hook.standing
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add the totals from before a restart to the counters, as `Hook.count_on` does."""

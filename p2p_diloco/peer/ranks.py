@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import secrets
 import selectors
 import socket
@@ -18,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -123,10 +122,8 @@ def _whole_world(count: int, device: torch.device, what: str) -> Group:
 
 # -- they meet
 
-PLACE_BYTES = 2048
-"""Length of the message that says where rank 0 listens."""
 ADDRESSES_MAX = 24
-"""The most addresses of rank 0's host in that message."""
+"""The most addresses of rank 0's host that are tried."""
 BEGIN_S = 60.0
 """Deadline for rank 0's answer over a Unix socket, and for the first bytes that follow over any connection."""
 LOOK_EVERY_S = 0.1
@@ -314,11 +311,9 @@ def _received(sock: socket.socket, count: int) -> bytes:
 def _broadcast(group: Group, place: Place | None) -> Place | None:
     """Send the `place` that rank 0 gives to all ranks, and return it on each of them. Every rank calls this at the same
     time; other ranks give None. The result is None if rank 0 could not listen."""
-    text = json.dumps(None if place is None else asdict(place))
-    message = torch.tensor(list(text.encode().ljust(PLACE_BYTES)), dtype=torch.uint8, device=group.device)
-    torch.distributed.broadcast(message, src=0)
-    told = json.loads(bytes(message.cpu().tolist()))
-    return None if told is None else Place(**told)
+    told = [place]
+    torch.distributed.broadcast_object_list(told, src=0, device=group.device)
+    return told[0]
 
 
 def _all_have_come(group: Group, here: bool, place: Place) -> None:

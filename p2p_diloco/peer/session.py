@@ -47,8 +47,6 @@ START_S = 90.0
 """Seconds that a node has to start, besides `wait_timeout`, which is for its waits for other peers."""
 LEAVE_S = 5.0
 """Seconds that a node has to leave the run. The node's `leave_s`, and the time for a checkpoint, are added."""
-RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
-"""The facts about the run that rank 0 sends to the other ranks."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -228,7 +226,7 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     hook = RankNHook(rank0, local, None if inner is None else inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, watch, stack)
-    return _session(run, layout, memory, None, hook, own)
+    return _session(run, config, layout, memory, None, hook, own)
 
 
 def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack: ExitStack) -> Session:
@@ -241,15 +239,15 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         log.warning("%s", doubt)
     if trainee.model is None:
         _awaited(node, "ready", within_s)
-        return _session(run, layout, memory, node)
+        return _session(run, config, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     if trainee.local.role == "observer":
         following = Following(client, own, config.sync_every, _awaited(node, "ready", within_s), within_s)
-        return _session(run, layout, memory, node, following, own)
+        return _session(run, config, layout, memory, node, following, own)
     watch = _watch(trainee, own)
     if ranks is not None:
         ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
-        ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
+        ranks.tell(**run)
     local = own if ranks is None else Rank0Model(own, ranks)
     local.write_theta()
     client.tell("theta")
@@ -293,13 +291,13 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     if ranks is None:
         _hook_up(trainee, step, watch, stack)
         return replace(
-            _session(run, layout, memory, node, hook, own),
+            _session(run, config, layout, memory, node, hook, own),
             watch=watch,
             save_inner=lambda: save_inner(hook.merger.epoch),
         )
     rank0_hook = Rank0Hook(hook, ranks, after)
     _hook_up(trainee, rank0_hook.step, watch, stack)
-    return replace(_session(run, layout, memory, node, rank0_hook, own), watch=watch)
+    return replace(_session(run, config, layout, memory, node, rank0_hook, own), watch=watch)
 
 
 def _card(model: nn.Module, exchanged: Collection[str] = ()) -> bytes:
@@ -382,12 +380,12 @@ def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: 
 
 def _session(
     run: Message,
+    config: RunConfig,
     layout: Layout,
     memory: SharedMemory,
     node: NodeProcess | None,
     hook: AnyHook | Following | None = None,
     parameters: LocalModel | None = None,
 ) -> Session:
-    config, _ = _known(run)
     plan = FragmentPlan.of(layout, config.sync_every)
     return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook, parameters)

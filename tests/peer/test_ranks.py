@@ -23,7 +23,7 @@ from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import FarModel, Rank0Client, RankNHook
-from p2p_diloco.peer.ranks import Group, Place
+from p2p_diloco.peer.ranks import Place
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 BEGIN = Standing()
@@ -302,13 +302,3 @@ def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
         assert ranks._reached(replace(place, path="/no such/path", addresses=()), 1) is None
         given_up.set()
         assert accepted.result(30.0) == {}
-
-
-def test_the_place_fits_into_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a host with many addresses, and in a folder with a long path."""
-    addresses = tuple(f"200.200.200.{n}" for n in range(100, 100 + ranks.ADDRESSES_MAX))
-    place = Place("/" + 107 * "p", addresses, 65535, 2 * ranks._SECRET_BYTES * "ff")
-    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: None)
-    group = Group(Rank(0, 2), torch.device("cpu"))
-    assert ranks._broadcast(group, place) == replace(place, addresses=list(addresses))
-    assert ranks._broadcast(group, None) is None
