@@ -16,8 +16,7 @@ a process of its own, does everything that concerns other peers.
     extents      which part of each parameter this process holds
     devices      what differs on a GPU, and copies of values from a device to the host and back
     ranks        detects which processes are one peer, and connects them
-    rank0        rank 0 of these processes
-    rank_n       another rank, also one on another host, and their connection
+    rank_hooks   the hooks of rank 0 and of the other ranks, also on other hosts, and their connection
     shard        this peer's part of a shared data set, all of these parts, and which positions are
                  in the local progress
     order        in which order samples come; streams read by position

@@ -35,8 +35,7 @@ from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient, NodeProcess
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
-from p2p_diloco.peer.rank_n import FarModel, Rank0Client, RankNHook
+from p2p_diloco.peer.rank_hooks import FarModel, OtherRanks, Rank0Client, Rank0Hook, Rank0Model, RankNHook
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.buffers import fingerprint
 from p2p_diloco.tensors.card import card_of

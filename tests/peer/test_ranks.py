@@ -15,14 +15,12 @@ import torch
 from torch import nn
 
 from p2p_diloco.errors import NodeDied, P2PDilocoError, RankDied
-from p2p_diloco.peer import rank0, ranks
-from p2p_diloco.peer import rank_n as other_rank
+from p2p_diloco.peer import rank_hooks, ranks
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
-from p2p_diloco.peer.rank_n import FarModel, Rank0Client, RankNHook
+from p2p_diloco.peer.rank_hooks import FarModel, OtherRanks, Rank0Client, Rank0Hook, Rank0Model, RankNHook
 from p2p_diloco.peer.ranks import Place
 from p2p_diloco.tensors.layout import Layout, specs_of
 
@@ -121,7 +119,7 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
 def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank on another host has memory of its own. Rank 0 serves it, a piece at a time, while it waits for the rank to
     be done. Here it is the far rank that writes the parameter, and rank 0 loads what it wrote."""
-    monkeypatch.setattr(other_rank, "PIECE_BYTES", 8)
+    monkeypatch.setattr(rank_hooks, "PIECE_BYTES", 8)
     memory = torch.zeros(3, 4)
     mine = LocalModel(pair.models[0], pair.layout, pair.theta, pair.base, pair.delta, rank=Rank(1, 2))
     theirs = LocalModel(pair.models[1], pair.layout, *memory, rank=Rank(0, 2))
@@ -180,8 +178,8 @@ def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
 
 
 def test_a_rank_that_does_not_come_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank0, "RANK_S", 0.2)
-    monkeypatch.setattr(rank0, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(rank_hooks, "RANK_S", 0.2)
+    monkeypatch.setattr(rank_hooks, "TELL_EVERY_S", 0.05)
     with pytest.raises(RankDied, match="rank 1 has sent nothing"):
         pair.leading.step()
 

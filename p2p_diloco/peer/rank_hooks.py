@@ -1,8 +1,9 @@
-"""The connection between rank 0 of a peer and another rank; and a rank other than 0. It carries out rank 0's commands
-on its part of the model, and decides nothing.
+"""The hooks of a peer with several ranks. Rank 0 decides, and the other ranks follow with their parts of the model.
 
-Law: it communicates only with rank 0. It announces each call of the trainer there, and then carries out commands until
-rank 0 tells it to go on. The end of the connection ends this peer.
+Law: `hook` decides what a step does, and runs only on rank 0. Every rank makes the same calls (a step, for example).
+Another rank communicates only with rank 0: it announces each call there, and then carries out rank 0's commands on its
+part of the model, until rank 0 tells it to go on. A rank that ends, or makes a different call, ends this peer and no
+other.
 
 A rank on another host than rank 0 can't map the peer's shared memory. It has memory of its own, of which only the pages
 of its part of the model are used; `LocalModel` computes on it as on shared memory. Values travel over the connection to
@@ -12,11 +13,14 @@ while it waits for the rank's answer to a command.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import cast
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,16 +29,23 @@ from p2p_diloco import errors
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
+from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import Local, LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import as_bytes, tensor_over
 
+RANK_S = 600.0
+"""Deadline for a rank to make the call that the others have made; torch's collectives have the same deadline."""
+TELL_EVERY_S = 30.0
+"""Seconds between two log lines that name the rank that rank 0 waits for."""
 WAIT_S = 60.0
 """Seconds of each wait for rank 0. Waits are repeated without a limit, because rank 0 may wait for other peers."""
 LEAVING = "close(), or the end of the with block,"
 """The name of the call by which a rank leaves the run."""
+
+log = logging.getLogger("p2p_diloco")
 
 
 class RankLink:
@@ -129,28 +140,39 @@ class Rank0Client(RankLink):
         self.fail(error)
 
 
-class RankNHook:
+class RankHook:
+    """What the hooks of all ranks have in common. Between two calls all ranks see the same position in the run, so that
+    a loop that ends with the run ends at the same step on all ranks."""
+
+    def __init__(self, standing: Standing) -> None:
+        self.standing = standing
+        """The position of all ranks in the run at the end of the last call."""
+        self._reported: dict[str, Any] = {}
+
+    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
+        """Record the loss and the samples of this rank's share of the next step. The peer reports the samples of all
+        ranks together, their mean loss, and rank 0's held-out loss."""
+        self._reported |= {} if loss is None else {"loss": loss}
+        self._reported |= {} if samples is None else {"samples": samples}
+
+    def _taken(self) -> dict[str, Any]:
+        """What was reported since the last step."""
+        reported, self._reported = self._reported, {}
+        return reported
+
+
+class RankNHook(RankHook):
     """The hook of a rank other than 0. It has the methods of `Hook`. Its `standing` is the position that rank 0 sent
     last. `save`: `InnerState.save`, if this peer keeps checkpoints."""
 
     def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None] | None) -> None:
+        super().__init__(Standing())
         self._rank0, self._local, self._save = rank0, local, save
-        self._loss: float | None = None
-        self._samples: int | None = None
-        self.standing = Standing()
-        """The position of all ranks in the run at the end of the last call."""
         self.uncounted = 0  # rank 0 warns for all
-
-    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
-        """Record the loss and the samples of this rank's share of the next step. The held-out loss is rank 0's."""
-        self._loss = loss if loss is not None else self._loss
-        self._samples = samples if samples is not None else self._samples
 
     def step(self) -> None:
         """Called after each inner step, on every rank. Tells rank 0, and carries out rank 0's commands."""
-        loss, self._loss = self._loss, None
-        samples, self._samples = self._samples, None
-        self._call("optimizer.step()", loss=loss, samples=samples)
+        self._call("optimizer.step()", **self._taken())
 
     def pause(self) -> AbstractContextManager[None]:
         """A block in which no inner step is made. It does nothing here, because rank 0 tells the node."""
@@ -319,3 +341,186 @@ def unpack(sent: bytes, values: Tensor, ranges: Iterable[Range]) -> None:
 def _copy(source: Tensor, target: Tensor, ranges: Iterable[Range]) -> None:
     for start, stop in ranges:
         flats.copy(source[start:stop], target[start:stop])
+
+
+# -- rank 0
+
+
+class OtherRanks:
+    """Rank 0's connections to the other ranks, in the order of the ranks."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
+        self.memory: Mapping[str, Tensor] = {}
+        """The values that ranks on other hosts may read and write here, by name: the peer's θ and Δ."""
+
+    def tell(self, kind: str, **values: object) -> None:
+        """Send a message to all other ranks.
+
+        Raises:
+            RankDied: one of them has ended.
+        """
+        for link in self._links:
+            link.send(kind, **values)
+
+    def answers(self) -> list[Message]:
+        """Receive the next message of each other rank.
+
+        Raises:
+            RankDied: one of them has ended, or sends nothing.
+            P2PDilocoError: the error with which one of them failed.
+        """
+        return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
+
+    def _answer(self, rank: int, link: RankLink) -> Message:
+        """Receive the next message of a rank. Until it comes, carry out the rank's requests to write or read values in
+        `memory`; only a rank on another host makes such requests."""
+        while "which" in (message := self._next(rank, link)):
+            values, ranges = self.memory[message["which"]], message["ranges"]
+            if message["kind"] == "put":
+                link.send("go")
+                unpack(self._next(rank, link)["values"], values, ranges)
+            else:
+                link.send("values", values=packed(values, ranges))
+        return message
+
+    def _next(self, rank: int, link: RankLink) -> Message:
+        began = time.monotonic()
+        while time.monotonic() - began < RANK_S:
+            if (message := link.receive(TELL_EVERY_S)) is not None:
+                return message
+            log.info("rank 0 still waits for a message from rank %d", rank)
+        mend = "make the same calls of the peer on every rank"
+        raise RankDied(f"rank {rank} has sent nothing to rank 0 for {RANK_S:g} s", mend=mend)
+
+    def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
+        """Have all ranks, this one included, carry out the command `kind`. `own` carries it out on this rank. Returns
+        the other ranks' answers."""
+        self.tell(kind, **values)
+        own()
+        return self.answers()
+
+    @contextmanager
+    def told_of_errors(self) -> Iterator[None]:
+        """A block whose errors are also sent to the other ranks, so that their calls end with the same error."""
+        try:
+            yield
+        except P2PDilocoError as error:
+            for link in self._links:
+                link.fail(error)
+            raise
+
+    def close(self) -> None:
+        """Close the connections. The other ranks notice it at their next call."""
+        for link in self._links:
+            link.close()
+
+
+class Rank0Model:
+    """The parameters of all ranks, as one model. Each rank carries out its part of each method of `LocalModel`, whose
+    name is the command (`RankNHook.serve`)."""
+
+    def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
+        self._own, self._ranks = own, ranks
+
+    def write_theta(self) -> None:
+        """Let every rank copy its parameters into θ."""
+        self._together("write_theta")
+
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
+        """Let every rank load new global values."""
+        if blends:
+            self._together("merge", blends, kept)
+
+    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool:
+        """Let every rank write its pseudo-gradients. Returns whether those of all ranks may be sent."""
+        return all(self._together("write_delta", slices, kept))
+
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
+        """Let every rank read its part of the global parameters. Returns this rank's part."""
+        values: dict[str, Tensor] = self._together("global_values", kept)[0]
+        return values
+
+    def keep_values(self, kept: Collection[int] = ()) -> None:
+        """Let every rank keep its part of the global parameters."""
+        self._together("keep_values", kept)
+
+    def _together(self, method: str, *values: object) -> list[Any]:
+        """Have all ranks call this method. Returns what each call returned, this rank's first."""
+        own: list[Any] = []
+        method_here: Callable[..., Any] = getattr(self._own, method)
+        answers = self._ranks.together(method, lambda: own.append(method_here(*values)), values=values)
+        return own + [answer["result"] for answer in answers]
+
+
+class Rank0Hook(RankHook):
+    """Rank 0's hook. `after`: called after each step, before the other ranks go on."""
+
+    def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
+        super().__init__(hook.standing)
+        self._hook, self._ranks, self._after = hook, ranks, after
+
+    @contextmanager
+    def _call(self, name: str) -> Iterator[list[Message]]:
+        """A block around a call that every rank makes, such as a step. At its beginning it waits until all other ranks
+        have made the call `name`, and yields their messages. At its end it tells them the peer's position in the run,
+        and all ranks go on.
+
+        Raises:
+            RankDied: a rank has ended, or makes another call.
+        """
+        with self._ranks.told_of_errors():
+            said = self._ranks.answers()
+            for rank, message in enumerate(said, start=1):
+                if message["call"] != name:
+                    raise RankDied(
+                        f"rank {rank} calls {message['call']} where rank 0 calls {name}",
+                        mend="make the same calls of the peer on every rank, in the same order",
+                    )
+            yield said
+            self.standing = self._hook.standing
+            self._ranks.tell("go on", standing=asdict(self.standing))
+
+    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
+        """The same; the held-out loss is recorded at once."""
+        if held_out_loss is not None:
+            self._hook.report(None, None, held_out_loss)
+        super().report(loss, samples)
+
+    def step(self) -> None:
+        """Called after each inner step, on every rank. Does the work of `Hook.step` for the whole peer."""
+        with self._call("optimizer.step()") as said:
+            reports = self._taken(), *said
+            losses, samples = ([one[key] for one in reports if key in one] for key in ("loss", "samples"))
+            self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
+            self._hook.step()
+            self._after()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """A block in which no inner step is made, as in `Hook.pause`."""
+        return self._hook.pause()
+
+    def synchronise(self) -> None:
+        """Exchange the whole model now, as `Hook.synchronise` does. Every rank must call this."""
+        with self._call("force_sync()"):
+            self._hook.synchronise()
+
+    def global_values(self) -> dict[str, Tensor]:
+        """A copy of this rank's part of the global parameters. Every rank must call this."""
+        with self._call("global_state_dict()"):
+            return self._hook.global_values()
+
+    @property
+    def uncounted(self) -> int:
+        """The inner steps whose progress no merged commit has counted."""
+        return self._hook.uncounted
+
+    def leave(self, last: Callable[[Hook], None]) -> None:
+        """Call `last`, which makes the peer's last exchange. Every rank must call this."""
+        with self._call(LEAVING):
+            last(self._hook)
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """Add the totals from before a restart to the counters, as `Hook.count_on` does."""
+        self._hook.count_on(totals)
+        self.standing = self._hook.standing
