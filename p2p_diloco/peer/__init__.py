@@ -7,9 +7,8 @@ a process of its own, does everything that concerns other peers.
     session      starts all parts of a peer in its run, in order; what an observer has read
     fitness      checks the model and its optimizers before a peer enters, and watches them while it trains
     leaving      the last exchange of a peer that leaves, and the stay of one that has trained alone
-    hook         the work at each `optimizer.step()`
+    hook         the work at each `optimizer.step()`, and merges of newer global values into the model
     rhythm       when the next exchange is due
-    merging      merges newer global values into the model
     progress     what became of the local progress: what was sent, counted and dropped
     metrics      all counters, and sums of time by part
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient

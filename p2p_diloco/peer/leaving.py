@@ -66,7 +66,7 @@ def _end(hook: Hook, local: PeerConfig, why: str) -> None:
     else:
         why = f"on_exit={local.on_exit}; call force_sync() before the `with` block ends, or choose on_exit=sync"
     _warn(hook.uncounted, local, why)
-    hook.merger.keep_values()
+    hook.keep_values()
 
 
 def _last_exchange(hook: Hook, within_s: float) -> str:

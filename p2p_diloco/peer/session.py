@@ -8,6 +8,7 @@ order, also if a later step fails.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from p2p_diloco import errors
@@ -29,7 +32,7 @@ from p2p_diloco.node.setup import SAVE_S_MAX, Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.fitness import Watch
-from p2p_diloco.peer.hook import Hook, after_each_step
+from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
@@ -280,7 +283,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     tell_card = _cards(trainee.model, layout, client)
 
     def after() -> None:
-        tell_card(hook.merger.epoch)
+        tell_card(hook.epoch)
         save_inner(memory.saved)
 
     def step() -> None:
@@ -292,7 +295,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         return replace(
             _session(run, config, layout, memory, node, hook, own),
             watch=watch,
-            save_inner=lambda: save_inner(hook.merger.epoch),
+            save_inner=lambda: save_inner(hook.epoch),
         )
     rank0_hook = Rank0Hook(hook, ranks, after)
     _hook_up(trainee, rank0_hook.step, watch, stack)
@@ -375,6 +378,35 @@ def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: 
         step()
 
     stack.callback(after_each_step(trainee.optimizers[-1], stepped))
+
+
+def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
+    """Have torch make `call` after each step of the optimizer. Returns the function that ends that.
+
+    torch.compile never traces the call. A script may compile `optimizer.step()`; traced, what happens at a step would
+    be compiled again and again, because it differs from step to step. Hooks of gradients may step one optimizer for
+    each parameter within a backward pass, which still needs the parameters as they are; then `call` is made when that
+    pass has ended. In a forked process nothing is called.
+    """
+    owner = os.getpid()
+
+    def in_this_process() -> None:
+        if os.getpid() == owner:
+            call()
+
+    def stepped(*_: object) -> None:
+        try:
+            Variable._execution_engine.queue_callback(in_this_process)
+        except RuntimeError:  # no backward pass is going on
+            pass
+        else:
+            return
+        in_this_process()
+
+    if not getattr(type(optimizer).step, "hooked", False):  # a wrapper may not have called torch's own __init__
+        Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
+    untraced = torch.compiler.disable(stepped)  # type: ignore[no-untyped-call]
+    return optimizer.register_step_post_hook(untraced).remove
 
 
 def _session(

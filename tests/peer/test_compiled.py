@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from p2p_diloco.peer.hook import after_each_step
 from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.ranks import bare, group_of
+from p2p_diloco.peer.session import after_each_step
 from p2p_diloco.tensors.layout import specs_of, trainable
 
 

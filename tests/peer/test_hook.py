@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.core.leases import DataSet, Lease, Table
 from p2p_diloco.errors import GaveUpWaiting, UsageError
-from p2p_diloco.peer.hook import after_each_step
+from p2p_diloco.peer.session import after_each_step
 from p2p_diloco.peer.shard import Shard, data_set
 from tests.peer.scripted import KEPT, hooked, step
 
