@@ -7,7 +7,7 @@ before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,7 +32,7 @@ class TakingPart:
     def __init__(self, settings: Mapping[str, Any], ahead: int = 0) -> None:
         """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer.
         `ahead`: the number of batches of shared data that the library fetches before the step on the first of them."""
-        self._settings, self._ahead = dict(settings), ahead
+        self._settings, self.ahead = dict(settings), ahead
         self._peer: Peer | AbsentPeer | None = None
         self._model: nn.Module
         self._own: dict[str, Tensor] = {}
@@ -64,11 +64,6 @@ class TakingPart:
         self._model = inner
         self.inside = True
         return self._peer
-
-    def loader(self, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]) -> SharedLoader:
-        """Make a loader of this peer's part of a shared data set."""
-        self.loaders.append(SharedLoader(lambda: self.peer, dataset, sharing, {**arguments, "ahead": self._ahead}))
-        return self.loaders[-1]
 
     @property
     def data_is_used(self) -> bool:
@@ -136,7 +131,9 @@ class OfARun:
         Lightning's `trainer.fit`. Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs
         are used."""
         sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint, "length": length}
-        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
+        arguments |= {"batch_size": batch_size, "ahead": self._part.ahead}
+        self._part.loaders.append(SharedLoader(self._part, dataset, sharing, arguments))
+        return self._part.loaders[-1]
 
 
 def as_one_peer(model: nn.Module) -> nn.Module:
@@ -152,18 +149,14 @@ class SharedLoader:
     one ended."""
 
     def __init__(
-        self,
-        peer: Callable[[], Peer | AbsentPeer],
-        dataset: Any,
-        sharing: Mapping[str, Any],
-        arguments: Mapping[str, Any],
+        self, part: TakingPart, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> None:
         """`sharing`: arguments of `Peer.shard`; `arguments`: those of `Shard.loader`."""
-        self._peer, self._dataset, self._sharing, self._arguments = peer, dataset, sharing, arguments
+        self._part, self._dataset, self._sharing, self._arguments = part, dataset, sharing, arguments
         self._made: tuple[Peer | AbsentPeer, Shard, ShardLoader] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        peer = self._peer()
+        peer = self._part.peer
         if self._made is None or self._made[0] is not peer:
             shard = peer.shard(self._dataset, **self._sharing)
             self._made = peer, shard, shard.loader(**self._arguments)

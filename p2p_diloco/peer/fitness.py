@@ -120,10 +120,9 @@ def fits(dtype: torch.dtype) -> bool:
 
 # -- one run for each model
 
-_claimed: dict[int, int] = {}
-"""The ids of the objects that are in a run, each with the process that put it there. A forked process inherits this,
-but its objects are copies."""
-MEND = "close() that Peer first, or make a new model and optimizer"
+_claimed: set[int] = set()
+"""The ids of the objects that are in a run. A forked process has copies of these objects, which are in none."""
+os.register_at_fork(after_in_child=_claimed.clear)
 
 
 def refuse_claimed(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
@@ -132,10 +131,11 @@ def refuse_claimed(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> 
     Raises:
         UsageError: it is in a run.
     """
-    if taken := [name for name, each in _trained(model) if _is_claimed(each)]:
-        raise UsageError("is in a run already, with another Peer", key="model", value=few(taken), mend=MEND)
-    if taken := [type(each).__name__ for each in optimizers if _is_claimed(each)]:
-        raise UsageError("is in a run already, with another Peer", key="optimizer", value=few(taken), mend=MEND)
+    named = [(type(each).__name__, each) for each in optimizers]
+    for key, things in (("model", _trained(model)), ("optimizer", named)):
+        if taken := [name for name, each in things if id(each) in _claimed]:
+            mend = "close() that Peer first, or make a new model and optimizer"
+            raise UsageError("is in a run already, with another Peer", key=key, value=few(taken), mend=mend)
 
 
 @contextmanager
@@ -147,22 +147,17 @@ def claimed(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> Iterato
     """
     refuse_claimed(model, optimizers)
     held = [*(each for _, each in _trained(model)), *optimizers]  # kept alive, so that no id is used again
-    _claimed.update(dict.fromkeys(map(id, held), os.getpid()))
+    _claimed.update(map(id, held))
     try:
         yield
     finally:
-        for each in held:
-            _claimed.pop(id(each), None)
+        _claimed.difference_update(map(id, held))
 
 
 def _trained(model: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in model.named_parameters() if model is not None else ():
         if parameter.requires_grad:
             yield name, parameter
-
-
-def _is_claimed(thing: object) -> bool:
-    return _claimed.get(id(thing)) == os.getpid()
 
 
 # -- what is watched while they train

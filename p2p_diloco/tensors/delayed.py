@@ -52,10 +52,6 @@ class DelayedNesterov:
         """As `OuterOptimizer.state_lengths`."""
         return {"m": numel, "b": numel}
 
-    def init_state(self, numel: int) -> State:
-        """Return the state before the first submission: zeros."""
-        return {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(numel).items()}
-
     @unheeded
     def step(
         self,

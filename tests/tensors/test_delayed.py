@@ -28,10 +28,15 @@ def delayed(size: int, variant: str = "paper", lr: float = 1.0, momentum: float 
     return DelayedNesterov(OuterOptimizer("sgd", lr, momentum), size, variant)
 
 
+def begun(dn: DelayedNesterov, numel: int = 1) -> State:
+    """The state before the first submission."""
+    return {name: torch.zeros(length) for name, length in dn.state_lengths(numel).items()}
+
+
 def run(dn: DelayedNesterov, commits: list[tuple[Tensor, int]]) -> tuple[list[Tensor], State]:
     """θ after each commit of (mean, submissions), from zeros."""
     theta = torch.zeros_like(commits[0][0])
-    state, buffered, after = dn.init_state(theta.numel()), 0, []
+    state, buffered, after = begun(dn, theta.numel()), 0, []
     for grad, submissions in commits:
         theta, state = dn.step(theta, state, grad, submissions, buffered)
         buffered = (buffered + submissions) % dn.size
@@ -115,7 +120,7 @@ def test_more_than_fits_is_an_error(submissions: int, buffered: int) -> None:
     """The log closes a window with the submission that fills the buffer."""
     dn = delayed(3)
     with pytest.raises(ValueError, match="don't fit"):
-        dn.step(torch.zeros(1), dn.init_state(1), torch.zeros(1), submissions, buffered)
+        dn.step(torch.zeros(1), begun(dn), torch.zeros(1), submissions, buffered)
 
 
 # -- in the outer state
@@ -147,7 +152,7 @@ def test_a_buffer_that_leads_beyond_fp32_is_refused() -> None:
 def test_other_rates_hold_from_the_next_submission_on(variant: str) -> None:
     """Also within a buffer, which keeps what is in it, as the momentum does; the last one of it is the outer step's."""
     dn, one = delayed(2, variant, lr=1.0, momentum=0.5), torch.ones(1)
-    theta, state = dn.step(torch.zeros(1), dn.init_state(1), one, 1, 0)
+    theta, state = dn.step(torch.zeros(1), begun(dn), one, 1, 0)
     before = theta.item()
     theta, state = dn.revised(0.25, 0.75).step(theta, state, one, 1, 1)
     at_once = 0.25 / 2 if variant == "paper" else 0.0
