@@ -19,9 +19,9 @@ from torch import Tensor
 
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.flat import Buffer, tensor_over
 from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import WEIGHT_MIN
-from p2p_diloco.tensors.raw import Buffer, tensor_over
 
 HEAD_BYTES = 4096
 """A contribution is read to its end only if another one begins with the same bytes, this many."""

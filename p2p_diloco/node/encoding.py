@@ -17,8 +17,8 @@ from p2p_diloco.core.events import Loaded
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import running
 from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
@@ -83,7 +83,7 @@ class Encoding:
         """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
         rounding."""
         codec, _ = self._run.codecs(index)
-        if self._run.config.rounding == "nearest" or codec == running.CODEC:
+        if self._run.config.rounding == "nearest" or codec == buffers.CODEC:
             return codecs.encode(values, codec)
         drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
         return codecs.encode_stochastically(values, int.from_bytes(drawn, "little", signed=True))

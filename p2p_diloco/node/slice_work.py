@@ -36,8 +36,8 @@ from p2p_diloco.core.version import Version
 from p2p_diloco.node.encoding import Encoding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import running
 from p2p_diloco.tensors.flat import ALONE, Threads
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 from p2p_diloco.tensors.mean import Given, weighted_mean
@@ -103,7 +103,7 @@ class SliceWork:
             dtype = codecs.written_in(reply, "nearest")
             mean = weighted_mean(given, codec, place.numel, dtype, aggregation, self.threads)
         else:
-            mean = running.together(place.kind, given, place.numel, aggregation)
+            mean = buffers.together(place.kind, given, place.numel, aggregation)
         return codecs.encode(mean, reply)
 
     def apply(self, effect: Apply, damaged: Sequence[int] = ()) -> Applied:

@@ -25,9 +25,9 @@ from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded,
 from p2p_diloco.peer.local_buffers import LocalBuffers
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.flat import magnitude
 from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-from p2p_diloco.tensors.raw import magnitude
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Reads and writes the model's buffers that are exchanged, such as BatchNorm's running statistics.
 
 Law: as in `local`, but on whole buffers: they are small, and every rank of a peer has all of them. What is sent are the
-values themselves (`tensors.running`); rank 0's are the peer's. A buffer is looked up by its name each time, because a
+values themselves (`tensors.buffers`); rank 0's are the peer's. A buffer is looked up by its name each time, because a
 model may replace it. A value that isn't finite, or is too large to be sent, stays at this peer: the global value is
 sent and loaded in its place.
 

@@ -34,7 +34,7 @@ from p2p_diloco.peer.local import Local, LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.raw import as_bytes, tensor_over
+from p2p_diloco.tensors.flat import as_bytes, tensor_over
 
 RANK_S = 600.0
 """Deadline for a rank to make the call that the others have made; torch's collectives have the same deadline."""

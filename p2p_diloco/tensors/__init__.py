@@ -4,8 +4,8 @@ Law: pure arithmetic and plain files; no peer, message, clock or socket. Version
 passed as plain integers, strings and bytes.
 
     layout, partition   parameters, fragments and slices: offsets in the flat vector
-    buffers, running    which buffers are exchanged; their outer step
-    flat, raw           pieces of flat vectors, threads, the pseudo-gradient; a tensor's bytes, without a copy
+    buffers             which buffers are exchanged; their outer step
+    flat                pieces of flat vectors, threads, the pseudo-gradient; a tensor's bytes, without a copy
     codec               table of wire codecs; those of few bits are in blockwise and topk
     feedback            error feedback: a lossy codec's error is added to the next contribution
     mean, limits        weighted mean of the contributions to a slice; what a contribution or a mean can do to it

@@ -1,7 +1,8 @@
-"""Finds the buffers of a model that are exchanged, and compares what isn't.
+"""The buffers of a model that are exchanged, such as BatchNorm's running statistics: which ones, and their outer step.
+Also a fingerprint of what is not exchanged.
 
-Law: reads names, dtypes and, once, values; changes nothing. All peers of a run must find the same buffers, so the rule
-depends on the model and, at the moment of entering, on whether fp32 holds a buffer's values.
+Law: pure functions. Reads of a model names, dtypes and, once, values; changes nothing. All peers of a run must find the
+same buffers, so the rule depends on the model and, at the moment of entering, on whether fp32 holds a buffer's values.
 
 A buffer is exchanged if it is saved with the model and is a mean or a counter: of a floating-point dtype up to fp32, or
 of int64. All others stay local:
@@ -13,18 +14,33 @@ of int64. All others stay local:
     sparse, expanded, of inference mode             its elements can't be changed in place
     values that are not finite or above 2³⁰;        fp32, or a sum of them, would not hold them: masks of -inf, hashes,
     for int64 above 2²⁴                             seeds
+
+A contribution to buffers has the values themselves (xᵢ, fp32), because the last values replace the ones before. They
+have no gradient: there is no momentum, no clipping, and no limit of the step. Each operation of the outer step is
+element-wise, in fp64, and rounded by itself, and the result is rounded to fp32 once. So all replicas get the same bits,
+equal values stay as they are, and no result is outside of the values that it is made from: a variance never becomes
+negative.
+
+    mean         x ← Σ wᵢ·xᵢ / Σ wᵢ, in the order of the peers' ids        θ' ← (1 − s)·θ + s·x
+    greatest     x ← max xᵢ                                                θ' ← max(θ, x)
+
+s is 1 in the synchronous mode, and then θ' is x. In the asynchronous mode a commit counts k submissions of n peers that
+train, and s = k/n: one submission moves the statistics by one peer's share. wᵢ are the weights of `mean.weighed`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.tensors.layout import ParamSpec, plain_name
-from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.layout import MEAN, Kind, ParamSpec, plain_name
+from p2p_diloco.tensors.limits import Aggregation
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighed
 
 MEANS = (torch.float32, torch.bfloat16, torch.float16)
 COUNTERS = (torch.int64,)
@@ -119,3 +135,33 @@ def _sample(tensor: Tensor) -> bytes:
     except (NotImplementedError, RuntimeError, TypeError):  # a quantised tensor: only its name and shape are compared
         return b""
     return bytes(values.view(torch.uint8).tolist())
+
+
+# -- their outer step
+
+CODEC = "fp32"
+"""The codec of buffers, in both directions."""
+
+
+def together(kind: Kind, contributions: Sequence[Given], numel: int, aggregation: Aggregation) -> Tensor:
+    """Return x [numel] fp32 of these contributions. Raises ValueError as `mean.weighted_mean` does."""
+    ordered = weighed(contributions, aggregation)
+    values = [codecs.decode(buffer, CODEC, numel).numpy() for _, _, buffer in ordered]
+    if kind != MEAN:
+        return torch.from_numpy(np.maximum.reduce(values))
+    total, sums = np.float64(0.0), np.zeros(numel, np.float64)
+    for (_, weight, _), one in zip(ordered, values, strict=True):
+        total = total + np.float64(weight)
+        np.add(sums, np.multiply(one, np.float64(weight), dtype=np.float64), out=sums)
+    return torch.from_numpy(np.divide(sums, total).astype(np.float32))
+
+
+def stepped(kind: Kind, theta: Tensor, values: Tensor, share: float) -> Tensor:
+    """Return θ' [numel] fp32 for θ, x (`values`) and s (`share`). The inputs stay unchanged."""
+    if share >= 1:
+        return values.clone()
+    if kind != MEAN:
+        return torch.maximum(theta, values)
+    kept = np.multiply(theta.numpy(), np.float64(1 - share), dtype=np.float64)
+    moved = np.multiply(values.numpy(), np.float64(share), dtype=np.float64)
+    return torch.from_numpy(np.add(kept, moved).astype(np.float32))

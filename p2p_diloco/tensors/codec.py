@@ -18,8 +18,7 @@ from torch import Tensor
 
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.blockwise import EXPONENTS, INT4, INT8
-from p2p_diloco.tensors.flat import blocks
-from p2p_diloco.tensors.raw import Buffer, all_finite, as_bytes, magnitude, tensor_over
+from p2p_diloco.tensors.flat import Buffer, all_finite, as_bytes, blocks, magnitude, tensor_over
 from p2p_diloco.tensors.topk import TopK
 
 _DROPPED = 16

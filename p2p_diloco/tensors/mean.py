@@ -31,9 +31,8 @@ from p2p_diloco.core.leases import WEIGHT_MIN as WEIGHT_MIN
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors import limits
-from p2p_diloco.tensors.flat import ALONE, Threads, unheeded
+from p2p_diloco.tensors.flat import ALONE, Buffer, Threads, unheeded
 from p2p_diloco.tensors.limits import Aggregation
-from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""

@@ -17,14 +17,13 @@ import torch
 import xxhash
 from torch import Tensor
 
+from p2p_diloco.tensors import buffers, limits
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import limits, running
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.flat import ALONE, BLOCK, Finite, Threads
+from p2p_diloco.tensors.flat import ALONE, BLOCK, Buffer, Finite, Threads, as_bytes, magnitude
 from p2p_diloco.tensors.layout import PARAMETER, Layout, SliceSpec
 from p2p_diloco.tensors.limits import LENGTHS, Room
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
-from p2p_diloco.tensors.raw import Buffer, as_bytes, magnitude
 
 SPARE = 6
 """The most tensors kept for reuse in the next step: θ and two state tensors, for each of two lengths of slices."""
@@ -140,10 +139,10 @@ class OuterState:
         return 1.0 if cut is None else cut.factor
 
     def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
-        """Make the outer step of a slice of buffers (`running.stepped`) on the encoded `values`. `share`: how far it
+        """Make the outer step of a slice of buffers (`buffers.stepped`) on the encoded `values`. `share`: how far it
         moves towards them. Raises ValueError as `step` does."""
         place = self.layout.slices[index]
-        theta = running.stepped(place.kind, held.theta, codecs.decode(values, running.CODEC, place.numel), share)
+        theta = buffers.stepped(place.kind, held.theta, codecs.decode(values, buffers.CODEC, place.numel), share)
         seen = Finite()
         seen(theta.numpy())
         self._replace(held, theta, {}, seen)

@@ -20,7 +20,7 @@ import xxhash
 from torch import Tensor
 
 from p2p_diloco.errors import CheckpointError
-from p2p_diloco.tensors.raw import as_bytes
+from p2p_diloco.tensors.flat import as_bytes
 
 _DTYPES = {
     torch.float64: "F64",

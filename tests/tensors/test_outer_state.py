@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.tensors import limits, running
+from p2p_diloco.tensors import buffers, limits
 from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK, Finite, Threads
@@ -71,7 +71,7 @@ def test_buffers_move_towards_what_is_sent() -> None:
     expected = [theta[place.start : place.stop].clone() for place in BUFFERED.slices]
     for index, share in ((1, 0.25), (2, 1.0), (2, 0.5)):
         place, values = BUFFERED.slices[index], drawn(index, BUFFERED.slices[index].numel)
-        expected[index] = running.stepped(place.kind, expected[index], values, share)
+        expected[index] = buffers.stepped(place.kind, expected[index], values, share)
         made.step_buffers(index, made.slices[index], encode(values, "fp32"), share)
         assert torch.equal(made.slices[index].theta, expected[index])
     with pytest.raises(ValueError, match="not finite"):
