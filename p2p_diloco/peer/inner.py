@@ -33,21 +33,23 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saves the inner state, once for each checkpoint of the outer state."""
+    """Saves the inner state, once for each checkpoint of the outer state; nothing if `root` is None."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], root: Path, keep: int, rank: Rank = ALONE) -> None:
-        self._optimizers = optimizers
-        self._root, self._keep = _folder(root, rank), keep
+    def __init__(self, optimizers: Sequence[Optimizer], root: Path | None, keep: int, rank: Rank = ALONE) -> None:
+        self._optimizers, self._keep = optimizers, keep
+        self._root = None if root is None else _folder(root, rank)
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
         """Whether the node has begun a new checkpoint of the outer state since the last call. Call this after each
         step. `epoch`: the epoch of the newest checkpoint; 0 if there is none."""
         before, self._saved = self._saved, epoch
-        return epoch not in (0, before)
+        return self._root is not None and epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
         """Save the inner state beside the checkpoint of the outer state that has this epoch and version."""
+        if self._root is None:
+            return
         try:
             state = _state(self._optimizers, counters)
         except Exception as error:  # whatever an optimizer's own state_dict() raises, training goes on

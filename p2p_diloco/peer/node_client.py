@@ -117,30 +117,27 @@ class NodeClient:
             P2PDilocoError: the node has ended; the error says why.
         """
         with self.turn():
-            return self._next(kind, n, timeout_s)
-
-    def _next(self, kind: str, n: int | None, timeout_s: float) -> Message | None:
-        if n is not None and n in self._kept:
-            return self._kept.pop(n)
-        give_up_at = time.monotonic() + timeout_s
-        while (left_s := give_up_at - time.monotonic()) > 0:
-            try:
-                message = self._channel.receive(min(left_s, 1.0))
-            except ChannelClosed:
-                raise self.why_it_ended() from None
-            match message:
-                case None:
-                    continue
-                case {"kind": "error", "error": wire}:
-                    self._error = errors.from_wire(wire)
-                    raise self._error
-                case {"kind": "waiting" | "progress", "text": text}:
-                    self.report(text)
-                case {"kind": found} if found == kind and (n is None or message.get("n") == n):
-                    return message
-                case {"kind": "release", "n": other}:
-                    self._kept[other] = message
-        return None
+            if n is not None and n in self._kept:
+                return self._kept.pop(n)
+            give_up_at = time.monotonic() + timeout_s
+            while (left_s := give_up_at - time.monotonic()) > 0:
+                try:
+                    message = self._channel.receive(min(left_s, 1.0))
+                except ChannelClosed:
+                    raise self.why_it_ended() from None
+                match message:
+                    case None:
+                        continue
+                    case {"kind": "error", "error": wire}:
+                        self._error = errors.from_wire(wire)
+                        raise self._error
+                    case {"kind": "waiting" | "progress", "text": text}:
+                        self.report(text)
+                    case {"kind": found} if found == kind and (n is None or message.get("n") == n):
+                        return message
+                    case {"kind": "release", "n": other}:
+                        self._kept[other] = message
+            return None
 
     def report(self, text: str) -> None:
         """Log what this peer waits for, unless the same was logged less than REPEAT_S ago."""

@@ -163,9 +163,9 @@ class RankHook:
 
 class RankNHook(RankHook):
     """The hook of a rank other than 0. It has the methods of `Hook`. Its `standing` is the position that rank 0 sent
-    last. `save`: `InnerState.save`, if this peer keeps checkpoints."""
+    last. `save`: `InnerState.save`."""
 
-    def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None] | None) -> None:
+    def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None]) -> None:
         super().__init__(Standing())
         self._rank0, self._local, self._save = rank0, local, save
         self.uncounted = 0  # rank 0 warns for all
@@ -217,7 +217,8 @@ class RankNHook(RankHook):
         """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result."""
         kind = command.pop("kind")
         if kind == "save":
-            return None if self._save is None else self._save(**command)
+            self._save(**command)
+            return None
         values = command["values"]
         if kind == "merge":
             values[0] = {index: Blend(blend) for index, blend in values[0].items()}

@@ -225,7 +225,7 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     watch = _watch(trainee, own)
     local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, _delta(config, memory))
-    hook = RankNHook(rank0, local, None if inner is None else inner.save)
+    hook = RankNHook(rank0, local, inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, watch, stack)
     return _session(run, config, layout, memory, None, hook, own)
@@ -268,7 +268,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
     def save_inner(epoch: int) -> None:
         """Save the inner state beside the checkpoint of this epoch, on all ranks, unless that was done before."""
-        if inner is None or not inner.is_due(epoch):
+        if not inner.is_due(epoch):
             return
         with hook.beside():
             versions = client.ask("ask", "told")["versions"]
@@ -359,14 +359,11 @@ def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
     return memory.delta_in(written_in(config.codec, config.rounding))
 
 
-def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
+def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState]:
     """Restore the inner state from the checkpoint that the peer starts from, if there is one. Returns two values: the
-    saved counters, empty if none were found; and the object that saves the inner state from now on, None if no
-    checkpoints are kept."""
+    saved counters, empty if none were found; and the object that saves the inner state from now on."""
     checkpoint, local = run["checkpoint"], trainee.local
     counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
-    if local.checkpoint_dir is None:
-        return dict(counters), None
     return dict(counters), InnerState(trainee.optimizers, local.checkpoint_dir, local.keep, trainee.rank)
 
 

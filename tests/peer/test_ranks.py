@@ -124,7 +124,7 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
     mine = LocalModel(pair.models[0], pair.layout, pair.theta, pair.base, pair.delta, rank=Rank(1, 2))
     theirs = LocalModel(pair.models[1], pair.layout, *memory, rank=Rank(0, 2))
     led = Rank0Model(mine, pair.ranks)
-    rank_n = RankNHook(pair.rank0, FarModel(theirs, pair.rank0, *memory), None)
+    rank_n = RankNHook(pair.rank0, FarModel(theirs, pair.rank0, *memory), lambda **_: None)
     pair.ranks.memory = {"theta": pair.theta, "delta": pair.delta}
 
     def exchange() -> None:
