@@ -14,12 +14,10 @@ import selectors
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import psutil
@@ -167,22 +165,19 @@ def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
     if group is None or group.rank.count == 1:
         yield []
         return
-    made = _opened(group) if group.rank.index == 0 else [_to_rank_0(group)]
-    for sock in made:
-        sock.settimeout(BEGIN_S)
-    try:
-        yield made
-    except BaseException:
+    with ExitStack() as sockets:  # closes them, unless the block ends well
+        made = _opened(group, sockets) if group.rank.index == 0 else [_to_rank_0(group, sockets)]
         for sock in made:
-            sock.close()
-        raise
+            sock.settimeout(BEGIN_S)
+        yield made
+        sockets.pop_all()
 
 
 # -- rank 0
 
 
-def _opened(group: Group) -> list[socket.socket]:
-    """Listen, tell the other ranks where, and return the sockets of their connections."""
+def _opened(group: Group, sockets: ExitStack) -> list[socket.socket]:
+    """Listen, tell the other ranks where, and return the sockets of their connections, which `sockets` closes."""
     with ExitStack() as stack:
         folder = tempfile.gettempdir()
         try:
@@ -200,17 +195,11 @@ def _opened(group: Group) -> list[socket.socket]:
         addresses = _addresses()
         place = Place(near.getsockname(), addresses, far.getsockname()[1], secrets.token_hex(2 * _SECRET_BYTES))
         _broadcast(group, place)
-        given_up = Event()
-        with ThreadPoolExecutor(1) as beside:  # the collective ends only when each rank has been answered, or gives up
-            accepted = beside.submit(_accepted, (near, far), group.rank.count, place, given_up)
-            try:
-                _all_have_come(group, True, place)
-            except BaseException:
-                given_up.set()
-                for sock in accepted.result().values():
-                    sock.close()
-                raise
-            return [sock for _, sock in sorted(accepted.result().items())]
+        found: dict[int, socket.socket] = {}
+        with _all_have_come(group, True, place) as over:
+            for rank, sock in _accepted((near, far), group.rank.count, place, over):
+                found[rank] = sockets.enter_context(sock)
+        return [sock for _, sock in sorted(found.items())]
 
 
 def _addresses() -> tuple[str, ...]:
@@ -221,23 +210,23 @@ def _addresses() -> tuple[str, ...]:
 
 
 def _accepted(
-    listeners: Sequence[socket.socket], count: int, place: Place, given_up: Event
-) -> dict[int, socket.socket]:
-    """Accept one connection from each other rank, until all have come, or the event `given_up` is set. Returns their
-    sockets by rank."""
-    found: dict[int, socket.socket] = {}
+    listeners: Sequence[socket.socket], count: int, place: Place, over: Callable[[], bool]
+) -> Iterator[tuple[int, socket.socket]]:
+    """Accept one connection from each other rank, until all have come, or it is `over`. Yields the ranks and their
+    sockets."""
+    missing = {*range(1, count)}
     with selectors.DefaultSelector() as ready:
         for listener in listeners:
             ready.register(listener, selectors.EVENT_READ)
-        while len(found) < count - 1 and not given_up.is_set():
+        while missing and not over():
             for key, _ in ready.select(LOOK_EVERY_S):
                 sock, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 rank = _greeted(sock, place)
-                if rank is None or not 0 < rank < count or rank in found:
-                    sock.close()
+                if rank is not None and rank in missing:
+                    missing.remove(rank)
+                    yield rank, sock
                 else:
-                    found[rank] = sock
-    return found
+                    sock.close()
 
 
 def _greeted(sock: socket.socket, place: Place) -> int | None:
@@ -255,18 +244,15 @@ def _greeted(sock: socket.socket, place: Place) -> int | None:
 # -- the other ranks
 
 
-def _to_rank_0(group: Group) -> socket.socket:
-    """Connect to rank 0 and return the socket."""
+def _to_rank_0(group: Group, sockets: ExitStack) -> socket.socket:
+    """Connect to rank 0 and return the socket, which `sockets` closes."""
     place = _broadcast(group, None)
     if place is None:
         raise RankDied("rank 0 takes no connections", mend="see the log of rank 0")
-    sock = _reached(place, group.rank.index)
-    try:
-        _all_have_come(group, sock is not None, place)
-    except BaseException:
-        if sock is not None:
-            sock.close()
-        raise
+    if (sock := _reached(place, group.rank.index)) is not None:
+        sockets.enter_context(sock)
+    with _all_have_come(group, sock is not None, place):
+        pass
     assert sock is not None, "a rank that could not connect has got an error already"
     return sock
 
@@ -316,13 +302,17 @@ def _broadcast(group: Group, place: Place | None) -> Place | None:
     return told[0]
 
 
-def _all_have_come(group: Group, here: bool, place: Place) -> None:
-    """Let all ranks know which of them have not met rank 0. If there are any, all ranks raise the same error. Every
-    rank calls this at the same time. `here`: whether this rank has met rank 0."""
+@contextmanager
+def _all_have_come(group: Group, here: bool, place: Place) -> Iterator[Callable[[], bool]]:
+    """A block at whose end all ranks know which of them have not met rank 0. If there are any, all ranks raise the same
+    error. Every rank enters the block at the same time, rank 0 before it has answered the others: it yields a function
+    that tells whether all have come or given up. `here`: whether this rank has met rank 0."""
     missing = torch.zeros(group.rank.count, dtype=torch.int32, device="cpu")
     missing[group.rank.index] = int(not here)
     missing = missing.to(group.device)
-    torch.distributed.all_reduce(missing)
+    work = torch.distributed.all_reduce(missing, async_op=True)
+    yield work.is_completed
+    work.wait()
     away = [rank for rank, gone in enumerate(missing.tolist()) if gone]
     if away:
         raise ConfigError(

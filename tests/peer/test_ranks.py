@@ -249,7 +249,7 @@ def met(listeners: tuple[socket.socket, socket.socket, Place], *places: Place) -
     near, far, place = listeners
     with ThreadPoolExecutor() as pool:
         reached = [pool.submit(ranks._reached, each, rank) for rank, each in enumerate(places, start=1)]
-        found = ranks._accepted((near, far), len(places) + 1, place, Event())
+        found = dict(ranks._accepted((near, far), len(places) + 1, place, lambda: False))
         for rank, theirs in enumerate(reached, start=1):
             ours, other = found[rank], theirs.result()
             assert other is not None
@@ -296,7 +296,7 @@ def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
     near, far, place = listeners
     given_up = Event()
     with ThreadPoolExecutor(1) as pool:
-        accepted = pool.submit(ranks._accepted, (near, far), 3, place, given_up)
+        accepted = pool.submit(lambda: dict(ranks._accepted((near, far), 3, place, given_up.is_set)))
         assert ranks._reached(replace(place, path="/no such/path", addresses=()), 1) is None
         given_up.set()
         assert accepted.result(30.0) == {}
