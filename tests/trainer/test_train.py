@@ -200,8 +200,7 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
     config = TINY.model_copy(update={"eval_every_epochs": 1})
-    with Progress(tmp_path / "rows.jsonl") as progress:
-        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
+    train(at.model, at.optimizer, peer, at.batches, at.judged, config, Progress(tmp_path / "rows.jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
 
