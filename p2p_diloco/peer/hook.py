@@ -97,6 +97,8 @@ class Hook:
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
         self._before: Mapping[str, float] = {}
+        self.after: Callable[[], None] = lambda: None
+        """Called after each step."""
 
     @property
     def standing(self) -> Standing:
@@ -173,6 +175,7 @@ class Hook:
         """Called after each inner step: count it, merge changed fragments, and exchange a fragment when one is due."""
         with self._node.turn():
             self._step()
+        self.after()
 
     def _step(self) -> None:
         self.supply.stepped()

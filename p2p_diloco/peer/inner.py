@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.peer.devices import random_states, restore_random_states
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
+from p2p_diloco.peer.fitness import stepped
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.checkpoint import is_plain
 
@@ -113,8 +114,7 @@ def _load(optimizer: Optimizer, saved: dict[str, Any], kind: object) -> None:
 
 def _kind(optimizer: Optimizer) -> dict[str, Any]:
     """What a saved state must have in common with an optimizer: its class, and the shapes of its parameters."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return {"class": type(optimizer).__name__, "shapes": [list(parameter.shape) for parameter in parameters]}
+    return {"class": type(optimizer).__name__, "shapes": [list(parameter.shape) for parameter in stepped(optimizer)]}
 
 
 def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _own_parts(state: Any) -> Any:
 
 def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """Undo `_own_parts`: replace each part by a tensor that is sharded like its parameter."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = stepped(optimizer)
     for index, entry in state["state"].items():
         for key, value in entry.items():
             match value:

@@ -455,11 +455,11 @@ class Rank0Model:
 
 
 class Rank0Hook(RankHook):
-    """Rank 0's hook. `after`: called after each step, before the other ranks go on."""
+    """Rank 0's hook."""
 
-    def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
+    def __init__(self, hook: Hook, ranks: OtherRanks) -> None:
         super().__init__(hook.standing)
-        self._hook, self._ranks, self._after = hook, ranks, after
+        self._hook, self._ranks = hook, ranks
 
     @contextmanager
     def _call(self, name: str) -> Iterator[list[Message]]:
@@ -495,7 +495,6 @@ class Rank0Hook(RankHook):
             losses, samples = ([one[key] for one in reports if key in one] for key in ("loss", "samples"))
             self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
             self._hook.step()
-            self._after()
 
     def pause(self) -> AbstractContextManager[None]:
         """A block in which no inner step is made, as in `Hook.pause`."""

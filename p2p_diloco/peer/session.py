@@ -286,20 +286,11 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         tell_card(hook.epoch)
         save_inner(memory.saved)
 
-    def step() -> None:
-        hook.step()
-        after()
-
-    if ranks is None:
-        _hook_up(trainee, step, watch, stack)
-        return replace(
-            _session(run, config, layout, memory, node, hook, own),
-            watch=watch,
-            save_inner=lambda: save_inner(hook.epoch),
-        )
-    rank0_hook = Rank0Hook(hook, ranks, after)
-    _hook_up(trainee, rank0_hook.step, watch, stack)
-    return replace(_session(run, config, layout, memory, node, rank0_hook, own), watch=watch)
+    hook.after = after
+    entered = hook if ranks is None else Rank0Hook(hook, ranks)
+    _hook_up(trainee, entered.step, watch, stack)
+    session = replace(_session(run, config, layout, memory, node, entered, own), watch=watch)
+    return session if ranks is not None else replace(session, save_inner=lambda: save_inner(hook.epoch))
 
 
 def _card(model: nn.Module, exchanged: Collection[str] = ()) -> bytes:

@@ -71,7 +71,9 @@ def weighed(contributions: Sequence[Given], aggregation: Aggregation) -> list[Gi
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs at least one contribution, and no two from one peer")
-    _check_weights(ordered)
+    for _, weight, _ in ordered:
+        if not (math.isfinite(rounded := np.float32(weight)) and rounded > 0):
+            raise ValueError(f"a weight must be positive and finite, found {weight}")
     if aggregation == "mean":
         return ordered
     ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
@@ -138,10 +140,3 @@ def _times(values: Tensor, ratio: np.float32, out: flats.Array) -> flats.Array:
 
 def _decoded(ordered: Sequence[Given], codec: str, numel: int) -> list[Iterator[Tensor]]:
     return [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
-
-
-def _check_weights(ordered: Sequence[Given]) -> None:
-    """Raise ValueError unless each weight, rounded to fp32, is positive and finite."""
-    for _, weight, _ in ordered:
-        if not (math.isfinite(rounded := np.float32(weight)) and rounded > 0):
-            raise ValueError(f"a weight must be positive and finite, found {weight}")

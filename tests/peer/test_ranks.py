@@ -35,6 +35,7 @@ class PlayedHook:
         self.standing = BEGIN
         self.reports: list[tuple[float | None, int | None]] = []
         self.does: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
 
     def report(self, loss: float | None, samples: int | None) -> None:
         self.reports.append((loss, samples))
@@ -43,6 +44,7 @@ class PlayedHook:
         self.does()
         steps = self.standing.metrics.local_step + 1
         self.standing = replace(self.standing, metrics=Metrics(local_step=steps), global_step=3)
+        self.after()
 
     def synchronise(self) -> None:
         self.standing = replace(self.standing, epoch=7, finished=True)
@@ -54,8 +56,8 @@ class Pair:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.ranks, self.rank0 = OtherRanks([ours]), Rank0Client(1, theirs)
-        self.played, self.saved, self.then = PlayedHook(), [], lambda: None
-        self.leading = Rank0Hook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
+        self.played, self.saved = PlayedHook(), []
+        self.leading = Rank0Hook(self.played, self.ranks)  # type: ignore[arg-type]
         self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
         self.layout = Layout.build(specs_of(self.models[0]), slice_elements=2)
@@ -160,7 +162,7 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
 
 def test_all_ranks_save_at_one_step(pair: Pair) -> None:
     """If rank 0 saves its state after a step, the other ranks save theirs before any of them goes on."""
-    pair.then = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
+    pair.played.after = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
     step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
