@@ -22,7 +22,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from p2p_diloco.data.manifest import NAME_MAX, SLICE_BYTES_MAX, SLICES_MAX, Manifest, Slice, hash_of
+from p2p_diloco.data.manifest import NAME_MAX, SLICE_BYTES_MAX, SLICES_MAX, Form, Manifest, Slice, hash_of
 from p2p_diloco.errors import ConfigError, reason
 
 
@@ -109,9 +109,10 @@ class Format:
     read: Callable[[Path], Sequence[Any]]
 
 
-def format_of(path: Path) -> str:
+def format_of(path: Path) -> Form:
     """The format of a file, by the end of its name."""
-    return {".safetensors": "safetensors", ".tar": "tar"}.get(path.suffix, "text")
+    forms: dict[str, Form] = {".safetensors": "safetensors", ".tar": "tar"}
+    return forms.get(path.suffix, "text")
 
 
 # -- text
