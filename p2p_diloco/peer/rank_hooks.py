@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,6 +169,7 @@ class RankNHook(RankHook):
         super().__init__(Standing())
         self._rank0, self._local, self._save = rank0, local, save
         self.uncounted = 0  # rank 0 warns for all
+        self._read: dict[str, Tensor] = {}  # the global values that the last call has read
 
     def step(self) -> None:
         """Called after each inner step, on every rank. Tells rank 0, and carries out rank 0's commands."""
@@ -188,8 +189,8 @@ class RankNHook(RankHook):
     def global_values(self) -> dict[str, Tensor]:
         """A copy of this rank's part of the global parameters. Rank 0 sees to it that the node writes none of them
         during the copy."""
-        read: dict[str, Tensor] = {}
-        self._call("global_state_dict()", into=read)
+        self._call("global_state_dict()")
+        read, self._read = self._read, {}
         return read
 
     def leave(self, last: object) -> None:
@@ -197,24 +198,24 @@ class RankNHook(RankHook):
         del last
         self._call(LEAVING)
 
-    def serve(self, into: dict[str, Tensor] | None = None) -> None:
-        """Carry out rank 0's commands until rank 0 tells all ranks to go on. If a command reads global values, they are
-        put into `into`."""
+    def serve(self) -> None:
+        """Carry out rank 0's commands until rank 0 tells all ranks to go on."""
         while (message := self._rank0.next())["kind"] != "go on":
             try:
-                result = self._carried_out(message, into)
+                result = self._carried_out(message)
             except BaseException as error:
                 self._rank0.failed(error)
                 raise
             self._rank0.send("done", result=result)
         self.standing = Standing.from_wire(message["standing"])
 
-    def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
+    def _call(self, name: str, **values: object) -> None:
         self._rank0.send("call", call=name, **values)
-        self.serve(into)
+        self.serve()
 
-    def _carried_out(self, command: Message, into: dict[str, Tensor] | None) -> object:
-        """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result."""
+    def _carried_out(self, command: Message) -> object:
+        """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result; global
+        values stay here."""
         kind = command.pop("kind")
         if kind == "save":
             self._save(**command)
@@ -222,11 +223,10 @@ class RankNHook(RankHook):
         values = command["values"]
         if kind == "merge":
             values[0] = {index: Blend(blend) for index, blend in values[0].items()}
-        result: object = getattr(self._local, kind)(*values)
+        result: Any = getattr(self._local, kind)(*values)
         if kind != "global_values":
             return result
-        assert into is not None, "ranks read global values only while all of them call global_state_dict()"
-        into.update(cast(dict[str, Tensor], result))
+        self._read = result
         return None
 
 
