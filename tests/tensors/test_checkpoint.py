@@ -257,8 +257,8 @@ def test_everything_is_on_the_disk_before_the_folder_gets_its_name(tmp_path, mon
 
 
 def test_a_dtype_that_has_no_name_in_a_file_is_refused_by_the_tensors_name(tmp_path):
-    with pytest.raises(CheckpointError, match=r"inner.z can't be saved as torch.complex64"):
-        checkpoint.save(tmp_path, 1, {"inner": {"z": torch.zeros(1, dtype=torch.complex64)}}, {}, keep=1)
+    with pytest.raises(CheckpointError, match=r"inner.z can't be saved as torch.complex128"):
+        checkpoint.save(tmp_path, 1, {"inner": {"z": torch.zeros(1, dtype=torch.complex128)}}, {}, keep=1)
     save(tmp_path, 2)
     assert names(tmp_path) == ["checkpoint-2"]
 

@@ -60,6 +60,18 @@ def test_safetensors_loads_into_the_model(tmp_path: Path) -> None:
         assert "head.weight" not in file.keys()  # noqa: SIM118 - not a dictionary
 
 
+def test_values_of_rare_dtypes_are_written(tmp_path: Path) -> None:
+    """Whatever a card has: rotary tables are complex, quantised weights have 8 bits."""
+    model = Tied()
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2):
+        model.register_buffer(str(dtype).removeprefix("torch."), torch.ones(3).to(dtype))
+    card = card_of(model)
+    written(tmp_path, "safetensors", model=model, card=card)
+    found = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {name: str(found[name].tolist()) for name in card.rest} == {n: str(v.tolist()) for n, v in card.rest.items()}
+    assert "complex64" in card.rest
+
+
 def test_a_state_dict_has_all_names(tmp_path: Path) -> None:
     """It loads strictly and without pickle; the names of a tied parameter share memory, and no other tensors do."""
     assert written(tmp_path, "torch") == ["model.pt"]
