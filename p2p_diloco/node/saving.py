@@ -286,7 +286,7 @@ class Checkpoint:
             self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
             self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
-            self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])
+            self.theta = torch.cat([tensors["theta"][spec.name].reshape(-1) for spec, _ in self.layout.places])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.slices]
             for key, tensor in tensors["outer"].items():
                 index, _, name = key.partition(".")

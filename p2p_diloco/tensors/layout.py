@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Annotated, Literal, TypedDict, TypeVar, cast, get_args
+from typing import Annotated, Literal, TypedDict, cast, get_args
 
 import msgspec
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from torch import Tensor, nn
 from p2p_diloco.core.schedule import fragment_due, fragment_interval
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
-
-T = TypeVar("T")
 
 FragmentLayout = Literal["contiguous", "strided"]
 Kind = Literal["parameter", "mean", "greatest"]
@@ -132,8 +130,7 @@ class Layout:
     buffers: tuple[ParamSpec, ...] = ()
     homes: tuple[int, ...] = ()
     places: tuple[tuple[ParamSpec, int], ...] = field(init=False, repr=False, compare=False)
-    """Every parameter and buffer with its first index in the flat vector, in flat order."""
-    _offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Every parameter and buffer with its first index in the flat vector, in flat order: the parameters come first."""
 
     def __post_init__(self) -> None:
         """Compute the places. Raises ValueError for an inconsistent layout (a parameter that occurs twice, a gap
@@ -149,8 +146,6 @@ class Layout:
         flat = [spec for _, _, specs in blocks for spec in specs]
         starts = tuple(accumulate((spec.numel for spec in flat), initial=0))[:-1]
         object.__setattr__(self, "places", tuple(zip(flat, starts, strict=True)))
-        at = dict(zip(order, starts, strict=False))
-        object.__setattr__(self, "_offsets", tuple(at[index] for index in range(len(self.params))))
         self._check_slices(blocks)
 
     @classmethod
@@ -208,17 +203,9 @@ class Layout:
         """The number of elements of the flat vector."""
         return self.slices[-1].stop
 
-    def offset(self, param_index: int) -> int:
-        """Return the parameter's first index in the flat vector."""
-        return self._offsets[param_index]
-
     def slices_of(self, fragment: int) -> tuple[SliceSpec, ...]:
         """Return the slices of a fragment, in flat order. Those of buffers are the last ones."""
         return tuple(place for place in self.slices if place.fragment == fragment)
-
-    def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """Return the values of `named`, whose keys are the names of parameters and buffers, in flat order."""
-        return [named[spec.name] for spec, _ in self.places]
 
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of parameters and buffers, in the model's order, and of the buffers'

@@ -31,8 +31,7 @@ def expected(model: nn.Module) -> dict[str, Tensor]:
     layout, theta = parts(model)
     named = dict(model.named_parameters())
     with torch.no_grad():
-        for index, spec in enumerate(layout.params):
-            start = layout.offset(index)
+        for spec, start in layout.places[: len(layout.params)]:
             named[spec.name].copy_(theta[start : start + spec.numel].view(spec.shape))
     return model.state_dict()
 
