@@ -95,16 +95,18 @@ class NodeClient:
             self.tell(kind, n=self._n, **values)
             return self._n
 
-    def ask(self, kind: str, answer: str, **values: Any) -> Message:
-        """Send the node a request, and wait for the answer. The node must be able to answer without other peers.
+    def ask(self, kind: str, answer: str, *, within_s: float | None = None, **values: Any) -> Message:
+        """Send the node a request, and wait for the answer. `within_s`: deadline for the answer; None: the usual one,
+        because the node needs no other peer.
 
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
         with self.turn():
-            message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=self.answer_s)
+            within_s = self.answer_s if within_s is None else within_s
+            message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=within_s)
         if message is None:
-            raise NodeDied(f"the node did not answer {kind!r} within {self.answer_s:g} s", mend="see its log above")
+            raise NodeDied(f"the node did not answer {kind!r} within {within_s:g} s", mend="see its log above")
         return message
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> Message | None:

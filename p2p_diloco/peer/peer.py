@@ -28,7 +28,7 @@ from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import check, claimed, refuse_claimed
 from p2p_diloco.peer.leaving import broken_off, leave, stay
 from p2p_diloco.peer.local import with_global_values
-from p2p_diloco.peer.metrics import Metrics, Standing
+from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.node_client import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of, meeting
 from p2p_diloco.peer.refilling import open_shard
@@ -218,8 +218,11 @@ class Peer:
                 with suppress(P2PDilocoError):  # the node has ended; what it saved stays
                     session.save_inner()
             self._left = Left.after(session)
-            if session.node is not None and not why:
-                self._stay(session.node, self._left.standing)
+            # who trained alone would take the run's state with it
+            local, standing = self._local_config, self._left.standing
+            others_may_come = local.initial_peers and standing.epoch and not standing.finished
+            if session.node is not None and not why and others_may_come and local.on_exit == "sync":
+                stay(session.node.client, local.run_id, local.exit_timeout)
         except KeyboardInterrupt:
             if why and session is not None and session.node is not None:  # the second interrupt, so leave at once
                 session.node.kill()
@@ -227,12 +230,6 @@ class Peer:
         finally:
             atexit.unregister(self._end)
             self._stack.close()
-
-    def _stay(self, node: NodeProcess, standing: Standing) -> None:
-        """If others can still come and the run has not ended, keep the state of a run that this peer trained alone."""
-        local = self._local_config
-        if local.initial_peers and local.on_exit == "sync" and standing.epoch and not standing.finished:
-            stay(node.client, local.run_id, local.exit_timeout)
 
     # -- while training
 

@@ -92,11 +92,7 @@ class Following:
             GaveUpWaiting: no peer sent a state in time. Refused: the run has ended, and no peer has its last state. A
                 later call may succeed.
         """
-        with self._node.turn():
-            n = self._node.request("refresh")
-            answer = self._node.wait_for("refreshed", n=n, timeout_s=self._within_s)
-        if answer is None:
-            raise NodeDied(f"the node did not answer within {self._within_s:g} s", mend="see its log above")
+        answer = self._node.ask("refresh", "refreshed", within_s=self._within_s)
         if (error := answer.get("error")) is not None:
             raise errors.from_wire(error)
         self._load(answer)
