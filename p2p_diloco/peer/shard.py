@@ -1,7 +1,7 @@
 """`Shard`: this peer's part of a data set that all peers share, as training code sees it; and `Supply`: all of these.
 
-Law: on the training thread only. A position is first in the stock, which `supply` tells at each merge; then drawn by
-the DataLoader; then delivered to the training loop; then part of a step. `supply` hears of a position only after its
+Law: on the training thread only. A position is first in the stock, which `Supply` tells at each merge; then drawn by
+the DataLoader; then delivered to the training loop; then part of a step. `Supply` hears of a position only after its
 step. A position that was drawn and not delivered may be drawn again. What becomes of the positions in the local
 progress follows from what a merge does with the progress of the first fragment, whose state has the tables of the data
 (`core.data_use`).
@@ -212,7 +212,7 @@ class Shard:
             self._stepped = union(self._stepped, spans)
 
     def say(self, sync_every: int) -> tuple[Spans, int]:
-        """What `supply` is told before a merge: (the positions that steps have used since the last one, the number of
+        """What `Supply` is told before a merge: (the positions that steps have used since the last one, the number of
         positions that this peer wants to hold). A peer wants those of 2 · `sync_every` steps; outside of a loop it
         wants none, because others may have to wait until it has used all that it holds."""
         spans, self._stepped = self._stepped, ()
