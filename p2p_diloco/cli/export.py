@@ -17,7 +17,7 @@ from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import UsageError
+from p2p_diloco.errors import UsageError, few
 from p2p_diloco.net.invited import read_invitation
 from p2p_diloco.settings import flag
 
@@ -108,5 +108,4 @@ def _tell(told: Mapping[str, Any]) -> None:
             "and further names of tied ones are not in the files"
         )
     if missing := told["missing"]:
-        more = "" if len(missing) <= NAMES_MAX else f" and {len(missing) - NAMES_MAX} more"
-        log.warning("not in the files, because the run does not have them: %s%s", ", ".join(missing[:NAMES_MAX]), more)
+        log.warning("not in the files, because the run does not have them: %s", few(missing, NAMES_MAX))
