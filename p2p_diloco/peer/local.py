@@ -218,7 +218,8 @@ class LocalModel:
                 else:
                     found.append((start, stop))
         if spoken is None or (spoken and self._speaks):
-            found += self._buffers.ranges(self._apart(slices)[1])
+            places = [self._layout.slices[index] for index in sorted(self._apart(slices)[1])]
+            found += [(place.start, place.stop) for place in places]
         return found
 
     def _apart(self, slices: Iterable[int]) -> tuple[list[int], list[int]]:

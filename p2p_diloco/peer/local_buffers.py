@@ -35,17 +35,11 @@ class LocalBuffers:
     def __init__(self, model: nn.Module, layout: Layout, theta: Tensor, base: Tensor, values: Tensor) -> None:
         self._model, self._layout = model, layout
         self._theta, self._base, self._values = theta, base, values
-        buffers = {spec.name for spec in layout.buffers}
-        self._places = [(spec, start) for spec, start in layout.places if spec.name in buffers]
+        self._places = layout.places[len(layout.params) :]
         self._first = self._places[0][1] if self._places else layout.numel
         # Δ of the values that were last sent
         self._sent = torch.zeros(layout.numel - self._first, dtype=torch.float32, device="cpu")
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
-
-    def ranges(self, slices: Collection[int]) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of the flat vector that these slices have."""
-        places = (self._layout.slices[index] for index in sorted(slices))
-        return [(place.start, place.stop) for place in places]
 
     def write_theta(self) -> None:
         """Copy the buffers into θ."""
@@ -92,7 +86,8 @@ class LocalBuffers:
         """A copy of the global values by name, as the model loaded them last, each in its buffer's dtype and on its
         device."""
         none = torch.empty(0, dtype=torch.float32, device="cpu")
-        flat = torch.cat([none, *(self._loaded(index, kept) for index in self._slices)])
+        slices = [place.index for place in self._layout.slices if place.start >= self._first]
+        flat = torch.cat([none, *(self._loaded(index, kept) for index in slices)])
         found = {}
         for spec, start in self._places:
             buffer = self._buffer(spec)
@@ -107,10 +102,6 @@ class LocalBuffers:
         self._values = torch.empty(0, dtype=torch.float32, device="cpu")
 
     # -- where the values are
-
-    @property
-    def _slices(self) -> list[int]:
-        return [place.index for place in self._layout.slices if place.start >= self._first]
 
     def _span(self, index: int) -> tuple[int, int]:
         place = self._layout.slices[index]
