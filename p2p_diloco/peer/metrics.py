@@ -125,7 +125,7 @@ class Standing:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Standing:
-        """Read a position from the result of `dataclasses.asdict`."""
+        """Read a position that was sent as a map of its fields."""
         return cls(**{**wire, "metrics": Metrics(**wire["metrics"])})
 
 

@@ -19,7 +19,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -480,7 +479,7 @@ class Rank0Hook(RankHook):
                     )
             yield said
             self.standing = self._hook.standing
-            self._ranks.tell("go on", standing=asdict(self.standing))
+            self._ranks.tell("go on", standing=self.standing)
 
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """The same; the held-out loss is recorded at once."""

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
     with ranks.told_of_errors():
         session = _joined(trainee, node, ranks, stack)
         assert session.hook is not None, "a group has a model"
-        ranks.tell("go on", standing=asdict(session.hook.standing))
+        ranks.tell("go on", standing=session.hook.standing)
     return session
 
 
