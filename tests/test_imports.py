@@ -100,7 +100,7 @@ NODE = (
     "ours, theirs = socket.socketpair()\n"
     "sys.argv = ['', f'--channel-fd={theirs.detach()}', '--memory-fd=0', f'--parent-pid={os.getppid()}']\n"
     "node.main()\n"
-    "import p2p_diloco.node.start\n"
+    "import p2p_diloco.node.participation\n"
 )
 """The node's process, up to its first message."""
 
@@ -160,8 +160,8 @@ def test_hivemind_is_loaded_without_its_unused_parts() -> None:
 @pytest.mark.parametrize("name", ["adam", "adagrad"])
 def test_a_node_finds_the_classes_of_outer_optimizers(name: str) -> None:
     """What they import needs the parts of torch that a node puts off."""
-    first = "import p2p_diloco.node.torch_library; from p2p_diloco.tensors.outer import OuterOptimizer"
-    code = f"{first}; OuterOptimizer('{name}', lr=0.1)"
+    first = "from p2p_diloco.node.__main__ import import_torch; import_torch()"
+    code = f"{first}; from p2p_diloco.tensors.outer import OuterOptimizer; OuterOptimizer('{name}', lr=0.1)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stderr == ""
 
 

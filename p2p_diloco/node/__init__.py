@@ -1,31 +1,29 @@
 """The node: the process that talks to the other peers. One runs beside each trainer (`python -m p2p_diloco.node`).
 
 Law: only here are the core's effects carried out. It owns the replica, the outer state and the transport; the trainer's
-process owns the model. The two share one piece of memory (`shared`) and one socket (`channel`).
+process owns the model. The two share one piece of memory (`shared`, which has the first message, too) and one socket
+(`channel`).
 
-    __main__       starts and ends the process; `torch_library` imports torch there
-    setup          the first message, with which the peer configures its node
-    start          all steps from this message until the node takes part
+    __main__       starts and ends the process
     swarm          opens the transport; in a private run, as a member
     joining        finds the run or founds it
     run            the settings and the layout that the peers of a run agree on
-    common         the values that all parts of a node share
-    participation  makes a node's parts, and runs them concurrently
+    common         the values that all parts of a node share, with the queue of events, and the log of notes
+    participation  all steps from the first message to the end; makes a node's parts, and runs them concurrently
     beginning      the state that a peer starts with, and when training may start (`ending`)
     node           the loop: an event in, its effects out, one after another
-    events         the queue of events, and the log of the replica's notes
-    slice_work     effects on tensors, and the bases of pseudo-gradients; `encoding` encodes contributions
+    slice_work     effects on tensors, and the bases of pseudo-gradients; it encodes contributions
     outbox         outgoing messages
-    inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
-                   (`run_inbox` those of rounds, `node_messages` those that nodes handle themselves)
+    inbox          incoming messages: before the run is known, while it is described (`joining`), and in it
+                   (`run_inbox`); refusals and limits
     headers        messages as bytes, in the forms that `forms` makes of their types and `fields` limits; `wire` has the
                    messages of nodes
     signatures     what peers sign, and whether it is signed
-    auditing       audits of other peers' means (`cases`, `examining`, `verdicts`)
+    auditing       audits of other peers' means (`examining`, `verdicts`)
     trainer        the trainer's requests and their answers; `ledger` keeps its counters
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
-    board          records of a run in the DHT: its settings (`run_record`), changed settings (`revising`), its end
-                   (`ends`), statuses (`records`), losses (`curves`), data nodes (`providers`), revoked invitations
+    board          records of a run in the DHT: its settings, and changed ones (`run_record`), its end (`ending`),
+                   statuses (`records`), losses (`curves`), data nodes (`fetching`), revoked invitations
                    and that it is private (`privacy`)
 """

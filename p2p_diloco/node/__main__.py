@@ -18,6 +18,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
+from types import ModuleType
 
 import uvloop
 
@@ -55,12 +60,39 @@ def main() -> int:
     logging.getLogger("p2p_diloco").setLevel(options.log_level)
     threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
     gc.disable()  # while modules are loaded: there is no garbage to collect yet
-    from p2p_diloco.node.torch_library import torch  # here, because it takes seconds in which the trainer may end
-
+    torch = import_torch()
     torch.set_num_threads(1)  # the other cores are for the trainer
     _keep_freed_memory()
     sock = socket.socket(fileno=options.channel_fd)
     return uvloop.run(_run(sock, options.memory_fd, options.parent_pid))
+
+
+TORCH_LATER = ("torch._meta_registrations", "torch._native")
+"""Parts of torch that give the shapes of results to graphs that are traced, and some operations to GPUs. They take a
+quarter of the time in which torch is imported, and 18 MB. They are loaded at the first question for one of their names;
+in a node, which computes on the CPU and traces nothing, nobody asks. The second one imports the first one in versions
+of torch that have it."""
+
+
+class _Later(MetaPathFinder):
+    """Finds the modules in `TORCH_LATER`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in TORCH_LATER else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+def import_torch() -> ModuleType:
+    """Import torch, without those of its parts that no node uses. This takes seconds, in which the trainer may end."""
+    sys.meta_path.insert(0, later := _Later())
+    import torch
+
+    sys.meta_path.remove(later)
+    return torch
 
 
 def _keep_freed_memory() -> None:
@@ -89,7 +121,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
-    from p2p_diloco.node.start import run_node
+    from p2p_diloco.node.participation import run_node
 
     gc.freeze()  # scanning all of torch's objects again and again would delay the loop by 0.1 s each time
     gc.enable()

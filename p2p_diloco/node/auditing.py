@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
 from dataclasses import replace
 from random import SystemRandom
 
@@ -29,16 +28,14 @@ from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.signing import octets, pack, unpack
-from p2p_diloco.node.allowance import Budget
-from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.examining import LOOK, Examiner
+from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.inbox import group_of, no_grant
+from p2p_diloco.node.inbox import Budget, group_of
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.signatures import Signatures, Statement, hash_of
+from p2p_diloco.node.signatures import Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
@@ -73,13 +70,10 @@ EXPELLED = "this peer has expelled the sender"
 
 
 class Audits:
-    """Audits other peers' means, and answers their audits. If `audit_rate` is 0, it does nothing. `grant_of`: as of
-    `NodeMessages`."""
+    """Audits other peers' means, and answers their audits. If `audit_rate` is 0, it does nothing."""
 
-    def __init__(
-        self, common: Common, signatures: Signatures, grant_of: Callable[[str], Hashable | None] = no_grant
-    ) -> None:
-        self._grant_of, self._signatures = grant_of, signatures
+    def __init__(self, common: Common) -> None:
+        self._inbox, self._signatures = common.inbox, common.signatures
         self._work, self._outbox, self._events = common.work, common.outbox, common.events
         self._replica, self._token = common.replica, common.run.token
         self._roster, self._refusals, self._event_log = self._replica.roster, common.refusals, common.event_log
@@ -100,12 +94,7 @@ class Audits:
         self._told = set[tuple[OfMean | str, str, int]]()
         self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()
         if self._rate:
-            signatures.saw = self._saw
-
-    @property
-    def audited(self) -> int:
-        """How many means this peer has computed again."""
-        return self._examiner.examined
+            self._signatures.saw = self._saw
 
     @property
     def expelled(self) -> dict[str, str]:
@@ -176,7 +165,7 @@ class Audits:
 
     def _is_favoured(self, peer: str) -> bool:
         """Take a favour from what the peer, with all others of its grant, may ask; False if there is none left."""
-        return self._favours.takes(group_of(peer, self._grant_of), 1.0, self._clock())
+        return self._favours.takes(group_of(peer, self._inbox.grant_of), 1.0, self._clock())
 
     def _case(self, mean: OfMean) -> Case | None:
         """What is known of a mean; None if nothing is."""

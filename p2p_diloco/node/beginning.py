@@ -20,7 +20,7 @@ from p2p_diloco.core.state import State
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, GoesOn
-from p2p_diloco.node.joining import Joined, holders_of
+from p2p_diloco.node.joining import holders_of
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.tensors.outer_state import OuterState
 
@@ -42,13 +42,13 @@ class Beginning:
     """Gives this peer its first state: the state of a checkpoint, or its own model if the peer founds the run. Without
     both, the peer waits for the run's state from other peers."""
 
-    def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
+    def __init__(self, common: Common, saved: Checkpoint | None) -> None:
         """Load the tensors of the checkpoint `saved`, if there is one.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
-        self._common, local, run = common, common.local, joined.run
+        self._common, joined, local, run = common, common.joined, common.local, common.run
         self._may_begin_again, self._record = joined.may_begin_again, joined.record
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation
@@ -74,7 +74,7 @@ class Beginning:
         hashes = founding_hashes(self._record, self._common.run.rules.fragments, self._common.work.state)
         return Found(generation, hashes)
 
-    async def until_it_may_train(self, ending: Ending, goes_on: GoesOn, tell: Callable[[str], None]) -> None:
+    async def until_it_may_train(self, ending: Ending, tell: Callable[[str], None]) -> None:
         """Wait until training may start. `tell` is called with the reason for each wait.
 
         A peer without a checkpoint waits until it holds the run's state; a peer with one also until the peers of the
@@ -94,7 +94,7 @@ class Beginning:
             await self.until_it_has_a_state(ending, tell)
             if not group:
                 return
-            await until_the_others_are_back(replica, group, local.restart_wait, goes_on, tell)
+            await until_the_others_are_back(replica, group, local.restart_wait, ending.goes_on, tell)
             if not await ending.look():
                 return
 

@@ -1,4 +1,5 @@
-"""The channel between a trainer and its node: msgpack dictionaries, one after another, over a socket pair.
+"""The channel between a trainer and its node: msgpack dictionaries, one after another, over a socket pair; and the door
+of the node, at which the trainer's processes ask for slices of data sets.
 
 Law: both ends run the same version of this package, so messages are not validated here; data from other peers is
 validated before it gets here. The trainer's end blocks and bounds every wait; the node's end is asynchronous. The end
@@ -9,12 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
+import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import msgspec
+
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net.stale_sockets import FOLDER, is_stale
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.fetching import Fetching
 
 Message = dict[str, Any]
 """A message ``{"kind": ..., ...}`` with values that msgspec can encode; a dataclass arrives as a map of its fields."""
@@ -131,3 +142,73 @@ class NodeEnd:
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+
+# -- the door of the trainer's processes
+
+_FOLDERS = "p2p-diloco-door-"
+
+
+class Door:
+    """A Unix socket at which processes of this machine's user, such as the workers of a DataLoader, ask for the slices
+    of `fetching`. Only the node uses the network; the trainer only reads the files whose paths it is told. Each process
+    has a connection of its own, and gets an answer to each request except `soon`. The socket is in a folder that only
+    this user can enter.
+
+        open (name, identity)      waits (text) ... manifest (packed)
+        get (data_set, index)      waits (text) ... slice (path)
+        soon (data_set, indices)   nothing
+        any                        error
+    """
+
+    def __init__(self, fetching: Fetching) -> None:
+        self._fetching = fetching
+        self._folder: Path | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.AbstractServer | None = None
+
+    async def open(self) -> str:
+        """Listen from now on; returns the socket's path."""
+        if self._folder is None:
+            for left in FOLDER.glob(f"{_FOLDERS}*/door"):
+                if is_stale(left):  # its node was killed
+                    shutil.rmtree(left.parent, ignore_errors=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=FOLDER))
+            self._server = await asyncio.start_unix_server(self._begin, self._folder / "door")
+        return str(self._folder / "door")
+
+    def close(self) -> None:
+        """Stop listening and fetching, and end all connections."""
+        if self._server is not None and self._folder is not None:
+            self._server.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        for task in self._serving:
+            task.cancel()
+        self._fetching.close()
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(NodeEnd(reader, writer)))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, end: NodeEnd) -> None:
+        try:
+            while True:
+                message = await end.receive()
+                try:
+                    await self._answer(end, message, lambda text: end.send("waits", text=text))
+                except P2PDilocoError as error:
+                    end.send("error", error=error.to_wire())
+        except ChannelClosed:
+            pass
+        finally:
+            await end.close()
+
+    async def _answer(self, end: NodeEnd, message: Message, waits: Callable[[str], None]) -> None:
+        match message:
+            case {"kind": "open", "name": name, "identity": identity}:
+                end.send("manifest", packed=(await self._fetching.open(name, identity, waits)).packed)
+            case {"kind": "get", "data_set": identity, "index": index}:
+                end.send("slice", path=str(await self._fetching.get(identity, index, waits)))
+            case {"kind": "soon", "data_set": identity, "indices": indices}:
+                self._fetching.soon(identity, indices)

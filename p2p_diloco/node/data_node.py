@@ -21,11 +21,10 @@ from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
 from p2p_diloco.node import headers, wire
-from p2p_diloco.node.fetching import AT_ONCE
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Questions, publish, read_data_nodes
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
-from p2p_diloco.node.providers import DataNodeRecord, Questions, publish, read_data_nodes
-from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import entered, until_one_ends
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 

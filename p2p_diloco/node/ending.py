@@ -1,33 +1,198 @@
-"""Keeps an ended run ended. A peer that starts after the end fetches the run's last state, and doesn't train.
+"""The end of a run: its record, with copies in the DHT and on disk, and how it keeps an ended run ended. A peer that
+starts after the end fetches the run's last state, and doesn't train.
 
-Law: the record of an end binds a peer only from its start until it trains. It never binds a peer that trains, so a
-false record can't end a run that goes on. It binds a peer that has a state to go on from only if peers that this
-state knows have signed it (`Ending._confirmed`); else it is a rumour, which is logged. A bound peer's trainer waits for
-the last state, and the peer ends with an error if no other peer hands it over.
+Law: a record states that its signer has held the named state as the run's last one; several peers may sign the same
+end. It names its run's founding, so a newcomer can check it when nothing else of the run is left. It binds a peer only
+from its start until it trains. It never binds a peer that trains, so a false record can't end a run that goes on. It
+binds a peer that has a state to go on from only if peers that this state knows have signed it (`Ending._confirmed`);
+else it is a rumour, which is logged. A bound peer's trainer waits for the last state, and the peer ends with an error
+if no other peer hands it over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import ends
-from p2p_diloco.node.ends import End
-from p2p_diloco.node.revising import Founding
+from p2p_diloco.net.signing import pack
+from p2p_diloco.node.board import Board
+from p2p_diloco.node.board import pack as pack_record
+from p2p_diloco.node.records import who_takes_part
+from p2p_diloco.node.run_record import Founding
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.common import Common  # which loads this module
+
+KIND = b"end of a run"
+"""The kind of statement that a peer signs."""
+BOARD = Board("end", ttl_s=24 * 3600.0)
+"""Absent peers find an end for a day when they return."""
+COUNT_MAX = 2**62
+"""Messages hold no greater numbers of samples and epochs."""
+FILE = "ended.json"
+"""The name of the record's file in the folder of checkpoints."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class End:
+    """The record of a run's end: the last version of the whole model, the signature of a peer that held it, and the
+    revision whose stop it reached, with the founder's signature."""
+
+    model: ModelVersion
+    time: float
+    """The time of the signature, in seconds since 1970."""
+    signer: str
+    proof: str
+    founder: str
+    founded: float
+    """The time of the run's founding, in seconds since 1970."""
+    fragments: int
+    revision: Revision = FOUNDED
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch of the run."""
+        return self.model.epochs // max(1, self.fragments)
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch} (digest {self.model.digest}, signed by {self.signer})"
+
+
+def statement(founding: Founding, model: ModelVersion, fragments: int, time: float) -> bytes:
+    """The bytes that the signer signs. They identify the run's founding, so a signature is invalid in another run with
+    the same `run_id`."""
+    said = [model.generation, model.samples, model.epochs, model.digest, fragments, time]
+    return pack(founding.run_id, founding.founder, float(founding.time), *said)
+
+
+def signed(
+    transport: Transport,
+    founding: Founding,
+    model: ModelVersion,
+    fragments: int,
+    time: float,
+    revision: Revision = FOUNDED,
+) -> End:
+    """Sign that the run, which has this many `fragments`, has ended with this version at this revision; returns the
+    record."""
+    proof = transport.sign(KIND, statement(founding, model, fragments, time))
+    return End(model, time, transport.peer_id, proof, founding.founder, founding.time, fragments, revision)
+
+
+def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
+    """Whether the record of an end is valid. It must be for this founding, its version must end the run by the present
+    rules and the record's revision, and the signatures of the record and of the revision must be right.
+
+    The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
+    """
+    this_run = (end.founder, end.founded, end.fragments) == (founding.founder, founding.time, len(rules.fragments))
+    ended = this_run and rules.ended(end.model, end.revision)
+    return ended and founding.proven(transport, end.revision) and _proven(end, transport, founding.run_id)
+
+
+def _proven(end: End, transport: Transport, run_id: str) -> bool:
+    """Whether the signature of an end of some run with this name is right."""
+    founding = Founding(run_id, end.founder, end.founded)
+    said = statement(founding, end.model, end.fragments, end.time)
+    sound = end.model.generation >= 0 and max(end.model.samples, end.model.epochs) <= COUNT_MAX
+    return sound and transport.signed_by(end.signer, end.proof, KIND, said)
+
+
+def ended(run_id: str, end: End, *, observes: bool = False) -> Refused:
+    """The error for a peer without a state, or for an observer: the run has ended, and no other peer has its last
+    state."""
+    mend = "choose another run id, or start from one of its checkpoints (from_checkpoint)"
+    if observes:
+        mend = "export one of its checkpoints (--checkpoint), or start a peer whose checkpoint_dir has the last one"
+    return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
+
+
+async def refuse_if_ended(transport: Transport, run_id: str, *, observes: bool) -> None:
+    """Look for the end of a run of this name, on behalf of a peer that finds no such run.
+
+    Raises:
+        Refused: a run of this name has ended.
+    """
+    try:
+        found = await BOARD.read(transport, run_id, End, lambda end: _proven(end, transport, run_id))
+    except Unreachable as error:
+        log.debug("the DHT gave no answer about the run's end: %s", error)
+        return
+    if found:
+        raise ended(run_id, found[0], observes=observes)
+
+
+async def read(transport: Transport, founding: Founding, rules: Rules, trusted: Collection[str] = ()) -> Sequence[End]:
+    """Read the valid ends from the DHT, highest first. If there are too many to check, those of `trusted` signers are
+    checked first.
+
+    Raises:
+        Unreachable: the DHT doesn't answer.
+    """
+
+    def valid(end: End) -> bool:
+        return holds(end, transport, founding, rules)
+
+    def order(end: End) -> tuple[bool, bool]:
+        return not rules.ended(end.model, end.revision), end.signer not in trusted
+
+    return await BOARD.read(transport, founding.run_id, End, valid, order)
+
+
+async def store(transport: Transport, founding: Founding, end: End) -> bool:
+    """Store the record of an end in the DHT, or renew it. Returns False if it wasn't stored."""
+    return await BOARD.store(transport, founding.run_id, pack_record(end))
+
+
+def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
+    """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
+    changed file is wrong."""
+    try:
+        end = msgspec.json.decode((folder / FILE).read_bytes(), type=End)
+        return end if holds(end, transport, founding, rules) else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
+        return None
+
+
+def save(folder: Path, end: End) -> None:
+    """Write the record of an end to this disk, completely or not at all. A failure is only logged, because a checkpoint
+    shows the end too."""
+    unfinished = folder / f".{FILE}-unfinished"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            file.write(msgspec.json.encode(end))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(folder / FILE)
+    except OSError as error:
+        log.error("the record of the run's end can't be written to %s: %s", folder / FILE, error.strerror or error)
+
 
 KEEP_EVERY_S = 60.0
 SIGNERS_MAX = 8
 """So many peers of the last round that have signed an end are enough, however many there were."""
-
-log = logging.getLogger(__name__)
 
 
 class GoesOn:
@@ -51,22 +216,15 @@ class GoesOn:
 class Ending:
     """Holds what this peer knows about the end of its run, and keeps a record of that end in the DHT."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        founding: Founding,
-        replica: Replica,
-        goes_on: GoesOn,
-        folder: Path | None,
-        group: Collection[str] = (),
-    ) -> None:
-        """`folder` holds this peer's checkpoints; None if it writes none. `group`: the peers that the checkpoint names
-        from which this peer goes on; empty if there is none."""
+    def __init__(self, common: Common, group: Collection[str] = ()) -> None:
+        """`group`: the peers that the checkpoint names from which this peer goes on; empty if there is none."""
+        transport, founding, replica = common.transport, common.founding, common.replica
         self._group = frozenset(group)
         self._trusted = {transport.peer_id, founding.founder}
         self._transport, self._founding, self._replica = transport, founding, replica
-        self._goes_on, self._folder = goes_on, folder
-        self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
+        self.goes_on = GoesOn(replica, partial(who_takes_part, transport, founding.run_id))
+        self._folder = common.local.checkpoint_dir
+        self._on_disk = None if self._folder is None else load(self._folder, transport, founding, replica.rules)
         self.known = self._on_disk
         """The highest end known; None: no end is known, or the run goes on."""
         self._writing: asyncio.Future[None] | None = None
@@ -83,7 +241,7 @@ class Ending:
         """If this peer's disk says that the run has ended, publish the end in the DHT. Called before other peers see
         this peer: otherwise they would go on training with it."""
         if self._on_disk is not None:
-            await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
+            await self._try(store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
         """Look for the run's end in the DHT; returns whether the run has ended with a state that this peer lacks. If
@@ -93,7 +251,7 @@ class Ending:
         self.known = max(filter(None, (self.known, await self._read())), default=None)
         if self.known is None or self._overtaken(self.known):
             return False
-        if await self._goes_on.look():
+        if await self.goes_on.look():
             if self._ignored != self.known:
                 log.warning(
                     "ignored a record which says that the run has ended at %s, because another peer still trains in it",
@@ -114,7 +272,7 @@ class Ending:
         """Read the highest end in the DHT that binds this peer; None if there is none. Log a higher rumour, once."""
         of = self._transport, self._founding, self._replica.rules
         try:
-            found = await ends.read(*of, self._trusted | self._group)
+            found = await read(*of, self._trusted | self._group)
         except Unreachable as error:
             log.debug("the DHT gave no answer about the run's end: %s", error)
             return None
@@ -157,7 +315,7 @@ class Ending:
                 "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
             )
         if alone:
-            raise ends.ended(self._founding.run_id, end)
+            raise ended(self._founding.run_id, end)
         return f"the run has ended at {end}: waiting for a peer that holds that state"
 
     # -- a peer that has the end
@@ -192,18 +350,18 @@ class Ending:
         if self._replica.finished:
             if self.known is None or self.known.model != self._mine:
                 fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
-                self.known = ends.signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
+                self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
                 # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
                 await self._save(self._folder, self.known)
-        if self.known is not None and await ends.store(self._transport, self._founding, self.known):
+        if self.known is not None and await store(self._transport, self._founding, self.known):
             self._stored = self.known
 
     async def _save(self, folder: Path, end: End) -> None:
         """Write the end to disk, and return once it is there. If an earlier call was cancelled, its write still goes
         on, and this call waits for that write."""
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().run_in_executor(None, ends.save, folder, end)
+            self._writing = asyncio.get_running_loop().run_in_executor(None, save, folder, end)
         await asyncio.shield(self._writing)
         self._writing, self._on_disk = None, end
 

@@ -1,5 +1,5 @@
 """The fields of messages in headers: which of them name peers and hashes, how great and how long they may be, and the
-short forms of choices and states.
+short forms of choices and states; and which messages can't belong to the run.
 
 Law: a field of one name and type is the same everywhere, unless `headers` says so. Payloads and their hashes, and
 roots, are not written: who receives the payload computes them. An entry of a choice has the author's place in the roll
@@ -9,16 +9,19 @@ plan is which members are candidates that missed many commits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.leases import Use
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.leases import WEIGHT_MIN, Use, fault
 from p2p_diloco.core.messages import Choice, Ready
 from p2p_diloco.core.plan import SPARE_EPOCHS, Plan, plan_after
-from p2p_diloco.core.state import State, founding, rooted
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
@@ -27,23 +30,10 @@ from p2p_diloco.node.forms import About, Form, Unplaced
 
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
-PEERS = frozenset(
-    [
-        "holder",
-        "leader",
-        "author",
-        "owner",
-        "by",
-        "peer",
-        "gone",
-        "late",
-        "successors",
-        "owners",
-        "missing",
-        "awaits",
-        "behind",
-    ]
-)
+PEERS = {
+    "holder", "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
+    "behind",
+}  # fmt: skip
 """The fields whose text names peers."""
 CHAINS = {"key", "digest", "links", "heads", "digests"}
 """The fields whose text is a hash of a version, a choice or tensors."""
@@ -184,3 +174,100 @@ def _read_state(value: Any, about: About) -> State:
 
 
 STATE = OWN[State] = Form(f.pair(BARE, f.whole(2**40), PEERS_OF).type, _write_state, _read_state)
+
+
+# -- what can't belong to the run
+
+
+def check_place(message: m.Message, rules: Rules) -> None:
+    """Raises Refusal if a message can't belong to the run. Each number by itself was checked when the message was
+    decoded; the core judges commits by the state before them."""
+    fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
+    if fragment is not None and not 0 <= fragment < fragments:
+        raise Refusal(f"the run has no fragment {fragment}")
+    slices = 0 if fragment is None else len(rules.fragments[fragment])
+    match message:
+        case m.Probe(summary) | m.ProbeAck(summary):
+            _check_summary(summary, fragments)
+        case m.Ready():
+            _check_ready(message, slices)
+        case m.Slice(number=number) | m.Mean(number=number) | m.Part(number=number):
+            _check_numbers([number], slices)
+        case m.Want(numbers=numbers) | m.Ask(fragment=int(), numbers=numbers):
+            _check_numbers(numbers, slices)
+        case m.Ask(numbers=numbers) if numbers:
+            raise Refusal("it asks for slices of no fragment")
+        case m.Lack(missing=missing):
+            _check_numbers([number for number, _ in missing], slices)
+        case m.Close():
+            _check_close(message, slices)
+        case m.Vote(served=served, commit=commit):
+            for part in (served, commit):
+                if part is not None and (part.fragment, part.base) != (fragment, message.base):
+                    raise Refusal("it tells of another round than its own")
+            if served is not None:
+                if served.choice is None:
+                    raise Refusal("it tells of a Close without a choice")
+                _check_close(served, slices)
+        case m.Told(versions=versions, links=links):
+            if len(versions) != fragments or len(links) != fragments:
+                raise Refusal(f"it lists {len(versions)} fragments, the run has {fragments}")
+            for version, line in zip(versions, links, strict=True):
+                _check_links(version, line)
+        case m.Head(state=state, digests=digests):
+            if len(digests) not in (0, slices):
+                raise Refusal(f"it lists {len(digests)} slices, the fragment has {slices}")
+            _check_state(state, slices)
+
+
+def _check_numbers(numbers: Sequence[int], slices: int) -> None:
+    for number in numbers:
+        if not 0 <= number < slices:
+            raise Refusal(f"the fragment has no slice {number}")
+
+
+def _check_summary(summary: m.Summary, fragments: int) -> None:
+    for listed in (summary.heads, summary.sent, summary.digests):
+        if len(listed) not in (0, fragments):
+            raise Refusal(f"it lists {len(listed)} fragments, the run has {fragments}")
+    if any(fragment >= fragments for fragment, _ in summary.awaits):
+        raise Refusal("it awaits peers for a fragment that the run doesn't have")
+    if summary.role not in ("worker", "aggregator"):
+        raise Refusal(f"the role {summary.role!r} is unknown")
+
+
+def _check_ready(ready: m.Ready, slices: int) -> None:
+    if len(ready.hashes) != (slices if ready.weight else 0):
+        raise Refusal(f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}")
+    if 0 < ready.weight < WEIGHT_MIN:
+        raise Refusal("its weight is out of range")
+
+
+def _check_close(close: m.Close, slices: int) -> None:
+    if len(close.owners) != slices:
+        raise Refusal(f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}")
+    if close.choice is None:
+        return
+    names = [peer for peer, _ in close.choice.entries]
+    if names != sorted(set(names)):
+        raise Refusal("its contributions are not sorted, or one peer has two")
+    for _, ready in close.choice.entries:
+        _check_ready(ready, slices)
+    if key_of(close.fragment, close.base, close.choice) != close.key:
+        raise Refusal("its key is not that of its choice")
+
+
+def _check_links(version: Version, links: m.Links) -> None:
+    epochs = [epoch for epoch, _ in links]
+    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
+        raise Refusal("its links don't lead to its version")
+
+
+def _check_state(state: State, slices: int) -> None:
+    if len(state.hashes) not in (0, slices):
+        raise Refusal(f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices")
+    if not 0 <= state.paced[0] <= state.version.epoch:
+        raise Refusal("its count of inner steps has values that can't be used")
+    _check_links(state.version, state.links)
+    if why := fault(state.tables):
+        raise Refusal(why)

@@ -10,7 +10,8 @@ it is the sender, as its place in a roll if the roll has it, as the 32 bytes of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -38,6 +39,15 @@ NOWHERE = Version(0, 0, 0, "")
 
 class Unplaced(Refusal):
     """Raised when a value can't be read because the roll lacks a member."""
+
+
+@contextmanager
+def refusing(kind: type[Any]) -> Iterator[None]:
+    """If the block refuses a message of this kind, let the reason name the kind."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(f"the {kind.__name__} is refused: {refusal.reason}") from None
 
 
 class Roll:

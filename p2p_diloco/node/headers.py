@@ -21,8 +21,7 @@ from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import fields
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import DIGESTS, FORMS, HASH_BYTES, VERSION
-from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unplaced
-from p2p_diloco.node.refusals import refusing
+from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unplaced, refusing
 from p2p_diloco.node.signatures import LIFE_BYTES
 from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, NodeMessage, OfMean
 

@@ -31,18 +31,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, Union, g
 import msgspec
 
 from p2p_diloco import __version__
-from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Effect, Event, Received
 from p2p_diloco.core.messages import Message
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.node.forms import NO_RUN, Form, Forms
-from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
 
 if TYPE_CHECKING:
-    from p2p_diloco.node.run import Run  # would load torch, and `replay` reads histories without it
+    from p2p_diloco.node.common import Common  # would load torch, and `replay` reads histories without it
 
 SUFFIX = ".history.gz"
 FILES = 4
@@ -288,21 +285,13 @@ class History:
                 file.write(self._stream.flush())
 
 
-def begin(
-    history: History,
-    local: PeerConfig,
-    run: Run,
-    founding: Founding,
-    replica: Replica,
-    started: float,
-    now: float,
-    grant: str,
-) -> None:
-    """Let a peer's history begin, if the peer is to have one. `started` and `now`: when its replica was made, in
-    seconds since 1970 and by the replica's clock. `grant`: as it was made."""
+def begun(common: Common, now: float, grant: str) -> History:
+    """The history of a peer; nothing is written if the peer is to have none. `now`: when its replica was made, by the
+    replica's clock; `grant`: as it was made."""
+    history, local, run, founding, replica = History(), common.local, common.run, common.founding, common.replica
     if not local.history_bytes:
-        return
-    mine = replica.roster.mine
+        return history
+    started, mine = common.started_at, replica.roster.mine
     name = local.name or os.uname().nodename[:64]
     head = Head(
         version=__version__, protocol=PROTOCOL, run_id=run.run_id, founder=founding.founder, founded=founding.time,
@@ -313,10 +302,11 @@ def begin(
     try:
         root = local.history_path or state_folder() / "history"
     except RuntimeError:  # this user has no home folder, so no place for lasting files
-        return
+        return history
     _prune(root, LIVES_KEPT * local.history_bytes)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
     history.begin(root / run.run_id / f"{name}-{replica.me[-6:]}-{stamp}", head, local.history_bytes, now, started)
+    return history
 
 
 def _prune(root: Path, bytes_max: int) -> None:

@@ -1,23 +1,31 @@
-"""Incoming messages, as the transport delivers them: a header is checked before its payload is received.
+"""Incoming messages, as the transport delivers them: a header is checked before its payload is received; which messages
+were refused; and how often others may send messages, and those that cost this peer much: requests for states or for
+audits, nudges.
 
-Law: the present `Handler` processes each message that its sender's role allows. A refusal is answered with its reason
-and counted.
+Law: the present `Handler` processes each message that its sender's role allows. A check raises `Refusal` with the
+reason. `Inbox` alone catches it: it counts and logs the refusal, and the transport answers the sender with the reason.
+The table of refusals is bounded, and each peer in it gets one line in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Protocol
+import logging
+from collections.abc import Callable, Container, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.events import LEAVING
-from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
+from p2p_diloco.node.board import clean
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
 
 NOT_YET = "this peer is not in a run yet"
 """The reason for which messages are refused until this peer is in its run."""
+LEAVING = "this peer is leaving"
 NO_FAULT = NOT_YET, LEAVING
 """Refusals for these reasons are not counted: the sender is not to blame."""
 
@@ -64,32 +72,11 @@ class Handler:
         """Called now and then while a payload to or from `peer` makes progress."""
 
 
-def no_grant(peer: str) -> Hashable | None:
-    """Return None, because peers of an open run have no grants."""
-    return None
-
-
 def group_of(peer: str, grant_of: Callable[[str], Hashable | None]) -> Hashable:
     """Return the group by which a peer's requests are limited: all peers of its grant; the peer alone in an open
     run."""
     grant = grant_of(peer)
     return peer if grant is None else grant
-
-
-class Members(Protocol):
-    """What a transport knows of the members of a private run."""
-
-    def role_of(self, peer: str) -> str | None:
-        """The role that the peer's invitation allows; empty if the peer is no member; None in an open run."""
-        ...
-
-    def grant_of(self, peer: str) -> Hashable | None:
-        """The grant of the peer's invitation; the peer itself if it is no member; None in an open run."""
-        ...
-
-    def name_of(self, peer: str) -> str:
-        """The name in the peer's invitation; empty if it has none."""
-        ...
 
 
 class Inbox:
@@ -98,14 +85,16 @@ class Inbox:
     def __init__(self) -> None:
         self.handler = Handler()
         self.role_of: Callable[[str], str | None] = lambda peer: None
-        """The role that a peer's invitation to a private run allows; None in an open run."""
-        self.grant_of: Callable[[str], Hashable | None] = no_grant
-        """The grant of a peer's invitation to a private run; None in an open run."""
+        """The role that a peer's invitation to a private run allows; empty if the peer is no member; None in an open
+        run."""
+        self.grant_of: Callable[[str], Hashable | None] = lambda peer: None
+        """The grant of a peer's invitation to a private run; the peer itself if it is no member; None in an open
+        run."""
         self.refusals = Refusals()
 
-    def knows(self, members: Members) -> None:
-        """From now on take the roles, grants and names of peers from `members`."""
-        self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
+    def knows(self, transport: HivemindTransport) -> None:
+        """From now on take the roles, grants and names of peers from the transport."""
+        self.role_of, self.grant_of, self.refusals.name_of = transport.role_of, transport.grant_of, transport.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
         with self.refusals.counted(sender, but=NO_FAULT):
@@ -142,16 +131,147 @@ def check_role(role: str | None, message: wire.AnyMessage) -> None:
     `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
     """
     match role, message:
-        case (None | "worker", _) | ("observer", Describe() | m.Ask() | m.Leave()):
+        case (None | "worker", _) | ("observer", wire.Describe() | m.Ask() | m.Leave()):
             return
         case "aggregator", m.Ready(weight=0.0):
             return
         case "aggregator", m.Probe(summary) | m.ProbeAck(summary) if summary.role != "aggregator":
             raise Refusal("the peer's invitation lets it aggregate, and not train; start it with --role aggregator")
-        case "aggregator", m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes():
+        case "aggregator", _ if isinstance(message, m.Ready | m.Slice | wire.Nudge | wire.DataMessage):
             raise Refusal(f"an aggregator's invitation allows no {type(message).__name__}")
         case "aggregator", _:
             return
         case "observer", _:
             raise Refusal(f"an observer's invitation allows no {type(message).__name__}")
     raise Refusal("not a member of this run")
+
+
+# -- refused messages
+
+PEERS_MAX = 256
+"""The most peers that are remembered; the one that was refused longest ago is forgotten first."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The refused messages of one peer."""
+
+    count: int
+    why: str
+    """Why the last one was refused."""
+
+
+class Refusals:
+    """Counts refused messages by their sender: those that the node refuses with a reason, and those that the replica
+    ignores."""
+
+    def __init__(self) -> None:
+        self.name_of: Callable[[str], str] = lambda peer: ""
+        """The name in a peer's invitation to a private run; empty if the peer has none."""
+        self._of: dict[str, Tally] = {}
+
+    def count(self, peer: str, why: str) -> None:
+        """Count a refused message of a peer. Only the first one of each peer is logged."""
+        why, before = clean(why), self._of.pop(peer, None)  # it may quote the peer's message
+        if before is None:
+            name = self.name_of(peer)
+            who = f"{name} ({peer})" if name else peer
+            log.warning("refused a message of %s: %s (logged once for each peer; status has the last reason)", who, why)
+        self._of[peer] = Tally(1 if before is None else before.count + 1, why)
+        if len(self._of) > PEERS_MAX:
+            del self._of[next(iter(self._of))]
+
+    @contextmanager
+    def counted(self, peer: str, *, but: Container[str] = ()) -> Iterator[None]:
+        """If the block refuses a message of a peer, count the refusal, unless its reason is one of `but`."""
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.reason not in but:
+                self.count(peer, refusal.reason)
+            raise
+
+    def newest(self, most: int) -> list[tuple[str, Tally]]:
+        """The `most` peers whose messages were refused last, the newest last."""
+        return list(self._of.items())[-most:]
+
+
+# -- what others may send. All is counted by group: all peers of one grant in a private run, because the holder of an
+# invitation can start any number of peers with it; a single peer in an open run, where anyone can make identities. Even
+# peers that join again and again need far less than their allowance.
+
+FETCHES_AT_ONCE = 16.0
+"""The states of the whole model that a group may ask for at once. After that the allowance grows by one whole state in
+`FETCH_EVERY_S` seconds, up to this number again."""
+FETCH_EVERY_S = 1.0
+FETCH_COST_MIN = 1 / 128
+"""The cost of a request that leads to no state or to a small part of one, in whole states."""
+NUDGED_EXCHANGES_MAX = 2
+"""The most exchanges of the whole model that one nudge brings forward. A peer asks for one exchange; the receiver may
+be one exchange behind that peer."""
+MESSAGES_AT_ONCE, MESSAGES_PER_S = 64.0, 16.0
+"""The messages without a payload that an honest peer sends to another one at most: at once, and for each commit or
+second. Five a round are usual, up to 14 on a machine that does much else."""
+GROUPS_MAX = 4096
+"""The most groups that are remembered; the one that asked longest ago is forgotten first."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What each group may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
+    again. A group that isn't remembered has its full budget."""
+
+    at_once: float
+    every_s: float
+    _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # by group: how much was left, and when
+
+    def takes(self, group: Hashable, cost: float, now: float) -> bool:
+        """Take `cost` from a group's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
+        return False."""
+        left, since = self._left.pop(group, (self.at_once, now))
+        left = min(left + max(now - since, 0.0) / self.every_s, self.at_once)
+        allowed = left >= cost
+        self._left[group] = left - cost if allowed else left, now
+        if len(self._left) > GROUPS_MAX:
+            del self._left[next(iter(self._left))]
+        return allowed
+
+
+@dataclass(slots=True)
+class Allowances:
+    """How many messages each group may still send, and how many states and nudges it may ask for. A group that isn't
+    remembered has its full allowance."""
+
+    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, 1 / MESSAGES_PER_S))
+    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
+    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
+
+    def message(self, group: Hashable, peers: int, commits: int, now: float) -> bool:
+        """Count a message without a payload, at the time `now`; returns whether honest peers send as many. `peers`: how
+        many of the group take part in rounds. `commits`: the run's commits so far. A commit counts as a second, because
+        honest peers send more if rounds are quick."""
+        return self._messages.takes(group, 1 / max(peers, 1), now + commits)
+
+    def fetch(self, group: Hashable, part: float, now: float) -> bool:
+        """Count a request for a state, at the time `now`; returns whether it is allowed. `part`: the requested fraction
+        of the whole model's state."""
+        return self._states.takes(group, max(part, FETCH_COST_MIN), now)
+
+    def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
+        """Count a nudge by a peer of this group; returns whether it is allowed. `goal`: the number of commits that the
+        nudge asks for. `commits`: the run's commits so far. Both are summed over fragments. A goal up to the last
+        granted one is always allowed. A higher goal is allowed only once further commits have followed that goal: as
+        many as its nudge brought forward. So one group makes at most every other exchange come early."""
+        granted, until = self._nudged.get(group, (0, 0))
+        if goal <= granted:
+            return True
+        if commits < until:
+            return False
+        early = min(max(goal - commits, fragments), NUDGED_EXCHANGES_MAX * fragments)
+        self._nudged.pop(group, None)
+        self._nudged[group] = commits + early, commits + 2 * early
+        if len(self._nudged) > GROUPS_MAX:
+            del self._nudged[next(iter(self._nudged))]
+        return True

@@ -1,8 +1,10 @@
-"""Finds the run that a peer names, or founds it.
+"""Finds the run that a peer names, or founds it; and describes the run's model to peers that join: its layout, and the
+model's card.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
 decides. A run's record has no owner (see `board`). If two peers found a run at once, the record with the lowest name,
-which is its hash, wins.
+which is its hash, wins. Only the peer that was asked may send a description; until it comes, every other message is
+refused. A description without a card, or with a card that is too long, still describes the layout.
 """
 
 from __future__ import annotations
@@ -12,20 +14,25 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import msgpack
 
 from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
-from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import ends, privacy
+from p2p_diloco.net.attempts import within
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node import headers, privacy, wire
 from p2p_diloco.node.board import name_of
-from p2p_diloco.node.describing import Described, ask_to_describe
+from p2p_diloco.node.ending import refuse_if_ended
+from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
-from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, layout_of, token
-from p2p_diloco.node.run_record import BOARD, RunRecord, cut_of
-from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.run_record import BOARD, Founding, RunRecord, cut_of
+from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.remembered import met_through, remembered
+from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
 
 RECORD_EVERY_S = 15.0
@@ -108,7 +115,7 @@ class Joining:
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
             if founded is None:
-                await self._refuse_if_ended()
+                await refuse_if_ended(self._transport, self._run_id, observes=self._setup.local.role == "observer")
             if founds:
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
@@ -187,20 +194,6 @@ class Joining:
         if name not in self._left_out:
             self._left_out.add(name)
             log.warning("a record of the run %s is left out: the run key did not sign it", self._run_id)
-
-    async def _refuse_if_ended(self) -> None:
-        """Look for the end of a run of this name. Called by a peer that finds no such run, and has no checkpoint of it.
-
-        Raises:
-            Refused: a run of this name has ended.
-        """
-        try:
-            end = await ends.read_any(self._transport, self._run_id)
-        except Unreachable as error:
-            log.debug("the DHT gave no answer about the run's end: %s", error)
-            return
-        if end is not None:
-            raise ends.ended(self._run_id, end, observes=self._setup.local.role == "observer")
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)
@@ -298,3 +291,77 @@ async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
         if status.epoch is not None and recent and not status.gone and peer != transport.peer_id:
             holders[peer] = list(status.addresses)
     return holders
+
+
+# -- the description of a run's model
+
+DESCRIPTION_BYTES_MAX = 16 * 2**20
+"""The longest description of a model that is accepted of any run."""
+BYTES_OF_ONE = 1024
+"""The most bytes of one parameter, buffer or slice in a description."""
+DESCRIBE_S = 3.0
+"""Deadline for one peer's description of the run's model."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A peer's description of the run's model. `card`: the model's packed card; empty if the peer has none."""
+
+    layout: Layout
+    card: bytes = b""
+
+    @cached_property
+    def packed(self) -> memoryview:
+        """The description as it is handed out."""
+        return memoryview(msgpack.packb({**self.layout.to_wire(), "card": self.card}))
+
+    @classmethod
+    def unpack(cls, payload: object) -> Described:
+        """Decode a description. Raises ValueError, TypeError or UnpackException if it isn't one."""
+        wire = msgpack.unpackb(payload)
+        layout = Layout.from_wire(wire)
+        card = wire.get("card", b"")
+        return cls(layout, card if isinstance(card, bytes) and len(card) <= CARD_BYTES_MAX else b"")
+
+
+class DescriptionInbox(Handler):
+    """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
+    messages, and descriptions that are too long for a model of `count` parameters, buffers and slices: decoded, a
+    hostile one takes a hundred times its bytes."""
+
+    def __init__(self, token: bytes, peer: str, count: int) -> None:
+        self._token, self._peer = token, peer
+        self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
+        self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
+
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
+        message = headers.of_nodes(header, self._token)
+        if not isinstance(message, wire.Description):
+            raise Refusal("this peer still waits for the description of its run's model")
+        if not 0 < message.nbytes <= self._bytes_max:
+            raise Refusal("the description is empty, or longer than allowed")
+        return message, message.nbytes
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        if sender != self._peer or self.described.done():
+            raise Refusal("this peer did not ask for a description of a model")
+        try:
+            self.described.set_result(Described.unpack(payload))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"the description of the model can't be read: {error}") from None
+        return message
+
+
+async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str, count: int) -> Described | None:
+    """Ask a peer to describe the run's model; returns None if no description came in time. `count`: about how many
+    parameters, buffers and slices the model has; a description that is much longer is refused."""
+    before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
+    inbox.handler = waiting
+    try:
+        await transport.send(peer, headers.packed(wire.Describe(), token))
+        return await within(DESCRIBE_S, waiting.described)
+    except (Refusal, Unreachable, asyncio.TimeoutError) as error:
+        log.debug("%s didn't describe the run's model: %r", peer, error)
+        return None
+    finally:
+        inbox.handler = before

@@ -11,89 +11,40 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Protocol
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Mean, Message, Part, Slice
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.node.events import EventQueue, Fed
+from p2p_diloco.node.alike import Alike
+from p2p_diloco.node.auditing import Audits
+from p2p_diloco.node.common import Common, Fed
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About
 from p2p_diloco.node.headers import Rolls, pack
-from p2p_diloco.node.outbox import Outbox, Outcome
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.signatures import Signatures
-from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.ledger import OUTER_STEP
+from p2p_diloco.node.outbox import Outcome
+from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_ROUNDS = 2
 """While the means of so many rounds are on their way to a peer, further ones wait for the payloads of rounds."""
 
 Work = e.Average | e.Apply | e.Fill | e.Roll
-Told = e.Note | e.Died | e.Complaint
 
 log = logging.getLogger(__name__)
-
-
-class Trainer(Protocol):
-    """What the node says to its trainer."""
-
-    async def not_reading(self) -> None:
-        """Wait until the trainer is not reading θ, which is about to change."""
-
-    def load(self, effect: e.Load) -> None: ...
-    def release(self, effect: e.Release) -> None: ...
-    def ready(self) -> None: ...
-    def changed(self) -> None: ...
-    def finished(self) -> None: ...
-    def link_broke(self) -> None: ...
-
-
-def _nothing(*_: object) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What goes on beside the loop. `wrote`: gets each event, its time and the effects that follow. `stepping`: makes
-    the context of each work on tensors. `averages`: gets each mean before it is computed. `averaged`: gets each mean
-    that this peer has computed. `applied`: gets each outer step that was made. `settled`: called after each event, at a
-    moment when versions and tensors agree."""
-
-    wrote: Callable[[float, e.Event, Sequence[e.Effect]], None] = _nothing
-    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
-    averages: Callable[[e.Average], None] = _nothing
-    averaged: Callable[[e.Average, e.Averaged], None] = _nothing
-    applied: Callable[[e.Apply], None] = _nothing
-    settled: Callable[[], None] = _nothing
 
 
 class Node:
     """Connects a replica with its tensors, its messages and its trainer."""
 
-    def __init__(
-        self,
-        run: Run,
-        replica: Replica,
-        work: SliceWork,
-        outbox: Outbox,
-        trainer: Trainer,
-        signatures: Signatures,
-        tells: Callable[[Told], None],
-        beside: Beside = Beside(),
-        events: EventQueue[e.Event] | None = None,
-    ) -> None:
-        """`tells` gets what users should know, and faults of other peers. `events`: the queue from which the replica is
-        fed; None: one of its own."""
-        self.replica, self.work, self.rolls = replica, work, Rolls()
-        self.events = EventQueue[e.Event]() if events is None else events
-        self.settled: Callable[[], None] = lambda: None
+    def __init__(self, common: Common, trainer: TrainerSide, audits: Audits, settled: Callable[[], None]) -> None:
+        self._common, self._trainer, self._audits = common, trainer, audits
+        self.replica, self.work, self.events, self.rolls = common.replica, common.work, common.events, Rolls()
+        self.settled = [settled]
         """Called after each event, at a moment when versions and tensors agree."""
-        self._run, self._outbox, self._trainer, self._signatures, self._tells = run, outbox, trainer, signatures, tells
-        self._beside, self._loop = beside, asyncio.get_running_loop()
+        self._run, self._outbox, self._signatures = common.run, common.outbox, common.signatures
+        self._alike, self._loop = Alike(common.event_log.named, common.run), asyncio.get_running_loop()
         self._due: deque[Work] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
@@ -112,7 +63,7 @@ class Node:
         await self.events.feed(e.Received(sender, message))
 
     def closed(self, peer: str) -> None:
-        self._trainer.link_broke()
+        self._common.shared.reconnections += 1
         self.events.post(e.Closed(peer))
 
     def moving(self, peer: str) -> None:
@@ -145,7 +96,7 @@ class Node:
         self._at_rest.clear()
         self._waking &= not isinstance(event, e.Wakeup)
         effects = self.replica.handle(event, now := self._loop.time())
-        self._beside.wrote(now, event, effects)
+        self._common.history.write(now, event, effects)
         self._learn_rolls()
         if isinstance(event, e.Found | e.Restore):
             for begun in self.replica.logs:
@@ -155,8 +106,8 @@ class Node:
         for effect in effects:
             await self._carry_out(effect)
         self._at_rest.set()
-        self.settled()
-        self._beside.settled()
+        for settled in self.settled:
+            settled()
         self._arm()
 
     def _learn_rolls(self) -> None:
@@ -209,19 +160,24 @@ class Node:
                 self._trainer.changed()
             case e.Finished():
                 self._trainer.finished()
-            case e.Note() | e.Died() | e.Complaint():
-                self._tells(effect)
+            case e.Note(kind, text):
+                self._common.event_log.note(kind, text)
+            case e.Died():
+                self._common.deaths.notice(effect)
+            case e.Complaint(peer, why):
+                self._common.refusals.count(peer, why)
 
     async def _computed(self, effect: Work) -> e.Event | None:
         """Carry out an effect on tensors; returns the resulting event."""
         if isinstance(effect, e.Apply):
             return await self._applied(effect)
-        with self._beside.stepping():
+        with self._common.ledger.part(OUTER_STEP):
             match effect:
                 case e.Average():
-                    self._beside.averages(effect)
+                    index = self._run.rules.fragments[effect.fragment][effect.number]
+                    self._alike.look(index, ((s.author, weight, s.hash, s.payload) for weight, s in effect.slices))
                     averaged = self.work.average(effect)
-                    self._beside.averaged(effect, averaged)
+                    self._audits.made(effect, averaged)
                     return averaged
                 case e.Fill():
                     return self.work.fill(effect)
@@ -239,9 +195,9 @@ class Node:
             self.events.post(damaged)
         await self._trainer.not_reading()
         self._at_rest.clear()
-        with self._beside.stepping():
+        with self._common.ledger.part(OUTER_STEP):
             applied = self.work.apply(effect, () if damaged is None else damaged.numbers)
-        self._beside.applied(effect)
+        self._audits.applied(effect)
         return applied
 
     def look(self, fragment: int) -> None:

@@ -27,20 +27,18 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ends, wire
+from p2p_diloco.node import ending, wire
 from p2p_diloco.node.channel import Message, NodeEnd
-from p2p_diloco.node.encoding import check_values
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.fields import check_place
+from p2p_diloco.node.forms import About, refusing
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined, Joining
-from p2p_diloco.node.privacy import Access, read_revocations, refuse_if_out, refuse_if_private
+from p2p_diloco.node.privacy import refuse_if_out, refuse_if_private
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.refusals import refusing
-from p2p_diloco.node.run_inbox import Long, check_place
-from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import SharedMemory
-from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.run_inbox import Long
+from p2p_diloco.node.shared import Setup, SharedMemory
+from p2p_diloco.node.slice_work import SliceWork, check_values
 from p2p_diloco.node.swarm import Swarm, entered
 
 LOOK_EVERY_S = 1.0
@@ -163,11 +161,11 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = next(iter(await ends.read(self._transport, self._founding, self.run.rules)), None)
+            end = next(iter(await ending.read(self._transport, self._founding, self.run.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:
-            raise ends.ended(self.run.run_id, end, observes=True)
+            raise ending.ended(self.run.run_id, end, observes=True)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
         clock, self._donor = asyncio.get_running_loop().time, donor
@@ -353,18 +351,11 @@ async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIter
     setup = Setup(RunConfig(), local, None)
     async with entered(setup, tell) as swarm:
         if swarm.access is not None:
-            await _refuse_if_out(swarm.transport, local.run_id, swarm.access)
+            await refuse_if_out(swarm.transport, local.run_id, swarm.access.member)
         elif not local.open:
             await refuse_if_private(swarm.transport, local.run_id)
         await _refuse_without_peers(swarm.transport, local.run_id)
         yield await _observer(setup, swarm, tell)
-
-
-async def _refuse_if_out(transport: Transport, run_id: str, access: Access) -> None:
-    """Raises Refused if this peer's invitation was revoked or has expired: no member would answer it."""
-    with contextlib.suppress(Unreachable):
-        await read_revocations(transport, run_id, access.member)
-    refuse_if_out(access.member)
 
 
 async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
@@ -379,8 +370,6 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
         if clock() < give_up_at:
             await asyncio.sleep(LOOK_EVERY_S)
             continue
-        with contextlib.suppress(Unreachable):
-            if (end := await ends.read_any(transport, run_id)) is not None:
-                raise ends.ended(run_id, end, observes=True)
+        await ending.refuse_if_ended(transport, run_id, observes=True)
         mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
         raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

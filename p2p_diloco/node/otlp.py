@@ -20,17 +20,7 @@ from p2p_diloco.errors import ConfigError
 
 try:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics.export import (
-        AggregationTemporality,
-        Gauge,
-        Metric,
-        MetricExportResult,
-        MetricsData,
-        NumberDataPoint,
-        ResourceMetrics,
-        ScopeMetrics,
-        Sum,
-    )
+    from opentelemetry.sdk.metrics import export as sdk
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 except ImportError as error:
@@ -62,7 +52,7 @@ def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
         while not ended:
             ended = over.wait(EVERY_S)
             whys[:] = []
-            done = exporter.export(metrics_data(collectors, began, time.time_ns())) is MetricExportResult.SUCCESS
+            done = exporter.export(metrics_data(collectors, began, time.time_ns())) is sdk.MetricExportResult.SUCCESS
             if not done and not failed:
                 log.warning(
                     "%s takes no metrics now; this peer will try again: %s", url, " ".join(whys)[:WHY_LETTERS_MAX]
@@ -91,15 +81,19 @@ def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
         theirs.removeFilter(note)
 
 
-def metrics_data(collectors: tuple[Collector, ...], began_ns: int, now_ns: int) -> MetricsData:
+def metrics_data(collectors: tuple[Collector, ...], began_ns: int, now_ns: int) -> sdk.MetricsData:
     """What the collectors make now, in OpenTelemetry's form: gauges stay gauges, counters become cumulative sums."""
     metrics = []
     for family in (family for collector in collectors for family in collector.collect()):
         points = [
-            NumberDataPoint(dict(sample.labels), began_ns, now_ns, float(sample.value)) for sample in family.samples
+            sdk.NumberDataPoint(dict(sample.labels), began_ns, now_ns, float(sample.value)) for sample in family.samples
         ]
-        data = Sum(points, AggregationTemporality.CUMULATIVE, True) if family.type == "counter" else Gauge(points)
-        metrics.append(Metric(family.samples[0].name, family.documentation, "", data))
+        data = (
+            sdk.Sum(points, sdk.AggregationTemporality.CUMULATIVE, True)
+            if family.type == "counter"
+            else sdk.Gauge(points)
+        )
+        metrics.append(sdk.Metric(family.samples[0].name, family.documentation, "", data))
     scope = InstrumentationScope("p2p_diloco", __version__)
     resource = Resource.create({"service.name": "p2p_diloco"})
-    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, "")], "")])
+    return sdk.MetricsData([sdk.ResourceMetrics(resource, [sdk.ScopeMetrics(scope, metrics, "")], "")])

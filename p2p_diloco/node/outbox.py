@@ -2,10 +2,9 @@
 
 Law: each message is accepted by its receiver, or its sender gets the reason why not; nothing is sent twice. Payloads to
 one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers
-nor the probes to itself. Payloads to one peer with the same `line` leave one at a time, each once the previous one was
-answered. A payload is `urgent` if its receiver must hold it before another peer can be answered; it waits only for
-earlier payloads with its `line`. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a
-time, and are dropped when a newer one replaces them.
+nor the probes to itself. A payload is `urgent` if its receiver waits only briefly for it: it waits for no other.
+Messages for a peer that catches up wait for the payloads of rounds, leave a few at a time, and are dropped when a newer
+one replaces them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
-from weakref import WeakValueDictionary
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
@@ -85,7 +83,6 @@ class Outbox:
         self._tasks: set[asyncio.Task[None]] = set()
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._in_order = WeakValueDictionary[tuple[str, Hashable], asyncio.Lock]()
         self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: queued messages, oldest first
         self._patience_s: dict[str, float] = {}
         self._rounds, self._late = _Count(), _Count()  # payloads, and lines, queued or under way
@@ -98,16 +95,14 @@ class Outbox:
         answer: Answer = lambda outcome: None,
         key: Hashable = None,
         *,
-        line: Hashable = None,
         urgent: bool = False,
     ) -> None:
         """Send a message; `answer` is called with the outcome. For a message with a payload, `key`: by which `withdraw`
-        finds it; None: it can't be withdrawn. `line`: it leaves once all earlier payloads to this peer with the same
-        line were answered; None: it waits for no answer. `urgent`: it waits for nothing else."""
+        finds it; None: it can't be withdrawn. `urgent`: it waits for no other payload."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return
-        task = self._start(self._send_bulk(to, header, payload, answer, line, urgent))
+        task = self._start(self._send_bulk(to, header, payload, answer, urgent))
         if key is not None:
             sendings = self._keyed.setdefault(key, {})
             sendings[task] = answer
@@ -162,19 +157,13 @@ class Outbox:
     async def _send(self, to: str, header: bytes, answer: Answer) -> None:
         answer(await self._outcome(to, self._transport.send(to, header, None)))
 
-    async def _send_bulk(
-        self, to: str, header: bytes, payload: memoryview, answer: Answer, line: Hashable, urgent: bool
-    ) -> None:
-        before = self._in_order.setdefault((to, line), asyncio.Lock()) if line is not None else nullcontext()
+    async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer, urgent: bool) -> None:
         turns = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE))
-        with self._rounds, self._sending():
-            async with before:
-                with ExitStack() as turn:
-                    if not urgent:
-                        await turns.acquire()
-                        turn.callback(turns.release)
-                    outcome = await self._outcome(to, self._transport.send(to, header, payload, written=turn.close))
-            answer(outcome)
+        with self._rounds, self._sending(), ExitStack() as turn:
+            if not urgent:
+                await turns.acquire()
+                turn.callback(turns.release)
+            answer(await self._outcome(to, self._transport.send(to, header, payload, written=turn.close)))
 
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
         clock = asyncio.get_running_loop().time

@@ -1,7 +1,19 @@
-"""Makes the parts of a node for its participation in a run, and runs them concurrently until the peer leaves.
+"""A node from the trainer's first message until its end: the one way in which it founds a run, joins one, starts again
+from a checkpoint, or finds that its run has ended; then its parts, which run concurrently until the peer leaves.
 
-Law: every part is complete when it is made. A part that has news for a part made later posts an event to the
-`EventQueue`.
+Law: each step is complete before the next one begins, and every part is complete when it is made. A part that has news
+for a part made later posts an event to the `EventQueue`.
+
+    1  the trainer's settings and model come over the channel                 `run_node`
+    2  the transport is opened, to an open run or as a private run's member   `swarm.entered`
+    3  a checkpoint is read, if there is one                                  `take_part`
+    4  the run is found, or founded                                           `Joining.find_run`
+    5  the trainer learns the run's settings, and writes its parameters       `take_part`
+    6  the parts are made, and exchange messages with other peers             `Participation`
+    7  the first state: the checkpoint's, the founder's or another peer's;
+       the trainer may start, unless the run has ended                        `beginning`
+
+An observer takes steps 1, 2 and 4, and then only reads (`observing`).
 """
 
 from __future__ import annotations
@@ -11,40 +23,31 @@ import contextlib
 import logging
 import math
 from collections.abc import Coroutine, Iterator
-from functools import partial
 from typing import Any
 
-from p2p_diloco.core.events import (
-    Average,
-    Complaint,
-    Depart,
-    Died,
-    Discovered,
-    Measured,
-    Note,
-    Reachable,
-    Revised,
-)
-from p2p_diloco.errors import Refused
+import torch
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
+from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.node import curves, records, revising, run_record
-from p2p_diloco.node.alike import Alike
+from p2p_diloco.net.invitation_used import on_this_machine
+from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending, GoesOn
-from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.joining import RECORD_EVERY_S, Joined
-from p2p_diloco.node.ledger import OUTER_STEP
-from p2p_diloco.node.node import Beside, Node, Told
-from p2p_diloco.node.node_messages import NodeMessages
+from p2p_diloco.node.ending import Ending
+from p2p_diloco.node.joining import RECORD_EVERY_S, Joining
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.observing import follow
+from p2p_diloco.node.privacy import OPEN, keep_notice, watch_revocations
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.run_inbox import RunInbox
-from p2p_diloco.node.saving import Checkpoint, Saving
-from p2p_diloco.node.signatures import Signatures
+from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
+from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.swarm import until_one_ends
+from p2p_diloco.node.swarm import Swarm, entered, until_one_ends
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import met_through, remember
 
@@ -65,66 +68,81 @@ start. The clocks of two peers in a DHT differ by at most half as much."""
 log = logging.getLogger(__name__)
 
 
+async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: int) -> None:
+    """Take part in a run, or observe it, until cancelled.
+
+    Raises:
+        P2PDilocoError: this peer can't take part in the run, or can't go on.
+    """
+    setup = Setup.from_wire((await messages.get())["setup"])
+    run_id, observes = setup.local.run_id, setup.local.role == "observer"
+    shared = SharedMemory(memory_fd, setup.numel)
+    async with entered(setup, channel.progress) as swarm:
+        transport = swarm.transport
+        channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
+        tasks = [(follow if observes else take_part)(setup, channel, messages, shared, swarm)]
+        if swarm.access is not None:
+            member = swarm.access.member
+            tasks.append(watch_revocations(transport, run_id, member))
+            if not observes:
+                tasks.append(keep_notice(transport.plain, run_id, member.run))
+        await until_one_ends(tasks, swarm.dead)
+
+
+async def take_part(
+    setup: Setup, channel: NodeEnd, messages: asyncio.Queue[Message], shared: SharedMemory, swarm: Swarm
+) -> None:
+    """Find or found the run, and take part in it until cancelled."""
+    local = setup.local
+    saved = await asyncio.get_running_loop().run_in_executor(None, _checkpoint, local)
+    founding, founded = setup.asked, None
+    if saved is not None:
+        founding = RunConfig(**{**saved.config_for(local.run_id), **setup.asked.given})
+        founded = saved.founded if saved.run_id == local.run_id else None
+    joined = await Joining(setup, swarm, channel.progress).find_run(founding, founded)
+    run = joined.run
+    if swarm.access is None and not on_this_machine(local):
+        log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
+    checkpoint = None if saved is None else str(saved.path)
+    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    theta, base = torch.zeros(run.layout.numel, device="cpu"), None
+    if setup.specs is not None:
+        answer = await messages.get()
+        assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
+        numel = run.layout.numel  # the memory is longer if the run keeps buffers local
+        theta, base = shared.theta[:numel], shared.base[:numel]
+    common = Common(local, joined, swarm, shared, theta, base)
+    await Participation(common, saved, channel).live(messages)
+
+
+def _checkpoint(local: PeerConfig) -> Checkpoint | None:
+    """Read the checkpoint that this peer starts from; None if there is none."""
+    if (saved := read_checkpoint(local)) is None:
+        return None
+    if local.from_checkpoint is None and saved.run_id != local.run_id:
+        wrong, mend = f"holds checkpoints of the run {saved.run_id}", f"name another folder, or run_id={saved.run_id}"
+        raise ConfigError(wrong, key="checkpoint_dir", value=local.checkpoint_dir, mend=mend)
+    log.info("starting from the checkpoint %s", saved.path)
+    return saved
+
+
 class Participation:
     """The parts of a node while its peer takes part in a run."""
 
-    def __init__(
-        self, common: Common, joined: Joined, saved: Checkpoint | None, channel: NodeEnd, inbox: Inbox
-    ) -> None:
-        self._common, self._joined, self._inbox = common, joined, inbox
-        self._run, self._replica, self._events = common.run, common.replica, common.events
+    def __init__(self, common: Common, saved: Checkpoint | None, channel: NodeEnd) -> None:
+        self._common, self._run, self._replica, self._events = common, common.run, common.replica, common.events
         self._transport, self._outbox, self._channel = common.transport, common.outbox, channel
-        self._beginning = Beginning(common, joined, saved)
-        self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
-        folder = common.local.checkpoint_dir
-        of = self._transport, common.founding, self._replica, self._goes_on, folder
-        self._ending = Ending(*of, self._beginning.last_group)
-        self._saving, self._trainer = Saving(common), TrainerSide(common, channel)
-        self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
-        self._audits = Audits(common, self._signatures, inbox.grant_of)
-        self._node = self._loop()
+        self._beginning = Beginning(common, saved)
+        self._ending = Ending(common, self._beginning.last_group)
+        self._saving, self._trainer, self._audits = Saving(common), TrainerSide(common, channel), Audits(common)
+        self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
         self._twin_at = math.inf
         """The time of the last record that another process with this peer's identity seems to have made."""
 
-    def _loop(self) -> Node:
-        """Make the node's loop, with what goes on beside it."""
-        common = self._common
-        alike = Alike(common.event_log.named, common.run)
-
-        def averages(effect: Average) -> None:
-            index = common.run.rules.fragments[effect.fragment][effect.number]
-            alike.look(index, ((part.author, weight, part.payload) for weight, part in effect.slices))
-
-        def tells(told: Told) -> None:
-            match told:
-                case Note(kind, text):
-                    common.event_log.note(kind, text)
-                case Died():
-                    common.deaths.notice(told)
-                case Complaint(peer, why):
-                    common.refusals.count(peer, why)
-
-        beside = Beside(
-            wrote=common.history.write,
-            stepping=partial(common.ledger.part, OUTER_STEP),
-            averages=averages,
-            averaged=self._audits.made,
-            applied=self._audits.applied,
-            settled=self._settled,
-        )
-        parts = common.run, common.replica, common.work, common.outbox, self._trainer, self._signatures
-        return Node(*parts, tells, beside, common.events)
-
-    def _handler(self) -> Handler:
-        common = self._common
-        handler = NodeMessages(common, self._node, self._trainer, self._audits, self._inbox.grant_of)
-        proven = partial(common.founding.proven, common.transport)
-        return RunInbox(common.run, self._node, self._signatures, common.refusals, proven, handler, self._inbox)
-
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
-        self._inbox.handler = self._handler()
+        self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -139,8 +157,8 @@ class Participation:
             self._start_training(),
             self._audits.serve(),
             self._ending.keep(),
-            run_record.BOARD.keep(transport, run_id, self._joined.record, RECORD_EVERY_S),
-            revising.watch(
+            run_record.BOARD.keep(transport, run_id, self._common.joined.record, RECORD_EVERY_S),
+            run_record.watch_revisions(
                 transport,
                 self._common.founding,
                 lambda: roster.mine.revision,
@@ -167,7 +185,7 @@ class Participation:
     async def _start_training(self) -> None:
         """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
         is cancelled."""
-        await self._beginning.until_it_may_train(self._ending, self._goes_on, self._trainer.hold_for)
+        await self._beginning.until_it_may_train(self._ending, self._trainer.hold_for)
         self._trainer.let_go()
         await asyncio.Event().wait()
 

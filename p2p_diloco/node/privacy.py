@@ -8,6 +8,7 @@ keeps a peer without an invitation from founding another run of the same name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection
@@ -27,7 +28,7 @@ from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.remembered import met_through, remembered
 
 if TYPE_CHECKING:
-    from p2p_diloco.node.setup import Setup  # would load torch, and `status` asks whether a run is private
+    from p2p_diloco.node.shared import Setup  # would load torch, and `status` asks whether a run is private
 
 OPEN = "each peer that knows one of its addresses can read and change it"
 """The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""
@@ -130,8 +131,14 @@ def _take(run_id: str, member: Membership, found: Collection[bytes]) -> None:
             log.info("revoked invitations to the run %s: %d", run_id, len(member.banned))
 
 
-def refuse_if_out(member: Membership) -> None:
-    """Raises Refused if this peer's own grant was revoked, or has expired."""
+async def refuse_if_out(dht: Records, run_id: str, member: Membership) -> None:
+    """Raises Refused if this peer's own grant was revoked, or has expired: no member would answer it."""
+    with contextlib.suppress(Unreachable):
+        await read_revocations(dht, run_id, member)
+    _refuse_if_out(member)
+
+
+def _refuse_if_out(member: Membership) -> None:
     if member.revoked:
         raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
     if time.time() >= member.own.expires:
@@ -148,7 +155,7 @@ async def watch_revocations(dht: Records, run_id: str, member: Membership) -> No
 
     def take(found: Collection[bytes]) -> None:
         _take(run_id, member, found)
-        refuse_if_out(member)
+        _refuse_if_out(member)
 
     await REVOCATIONS.watch(dht, run_id, take, lambda: None if member.own.role == "observer" else member.revocations)
 

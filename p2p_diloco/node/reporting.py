@@ -15,20 +15,10 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 from p2p_diloco.core import leases
+from p2p_diloco.node import status as s
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.curves import Point
-from p2p_diloco.node.status import (
-    REFUSED_MAX,
-    Buffered,
-    DataProgress,
-    Event,
-    GpuMemory,
-    PeerStatus,
-    RefusedPeer,
-    RoundProgress,
-    Ways,
-)
 from p2p_diloco.node.trainer import TrainerSide
 
 WAITS_S = 2.0
@@ -46,14 +36,14 @@ class Reporter:
         self.last_state = ""
         """The peer's state once it is about to end: leaving, or dead."""
 
-    def status(self) -> PeerStatus:
+    def status(self) -> s.PeerStatus:
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
         outer_lr, outer_momentum = run.rates_at(replica.revision, replica.epoch)
         wall = time.time() - asyncio.get_running_loop().time()
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions
-        return PeerStatus(
+        return s.PeerStatus(
             name=local.name or socket.gethostname()[:64],
             peer_id=common.transport.peer_id,
             host=socket.gethostname()[:64],
@@ -86,11 +76,11 @@ class Reporter:
             node_threads=common.work.threads.count,
             last_round=shared.last_round,
             bandwidth=int(replica.roster.mine.bandwidth) or None,
-            ways=Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
+            ways=s.Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
             reach=None if common.transport.reach.kind == "unknown" else common.transport.reach.kind,
             aggregates=aggregates,
             aggregates_count=len(aggregates),
-            round=None if round_now is None or asynchronous else RoundProgress(*round_now),
+            round=None if round_now is None or asynchronous else s.RoundProgress(*round_now),
             sync_every=self._trainer.sync_every,
             submissions=submissions.told if asynchronous else None,
             buffered=self._buffered(aggregates),
@@ -98,10 +88,10 @@ class Reporter:
             addresses=tuple(common.transport.addresses()),
             refused=tuple(self._refused()),
             doubt=common.event_log.named(self._audits.doubt),
-            death=next((Event(one.time, one.text) for one in reversed(common.deaths.newest)), None),
+            death=next((s.Event(one.time, one.text) for one in reversed(common.deaths.newest)), None),
             newest_deaths=tuple(common.deaths.newest),
             deaths=common.deaths.total,
-            events=tuple(Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
+            events=tuple(s.Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
         )
 
     def point(self) -> Point | None:
@@ -116,13 +106,13 @@ class Reporter:
         """A loss as the trainer has reported it; None if it has reported none, or one that is not finite."""
         return round(loss, 6) if self._common.shared.steps and math.isfinite(loss) else None
 
-    def _refused(self) -> Iterator[RefusedPeer]:
+    def _refused(self) -> Iterator[s.RefusedPeer]:
         """The peers whose messages were refused last. In the reasons, ids of peers are replaced by names."""
         named, refusals = self._common.event_log.named, self._common.refusals
-        for peer, refused in refusals.newest(REFUSED_MAX):
+        for peer, refused in refusals.newest(s.REFUSED_MAX):
             who = f"{name} (…{peer[-6:]})" if (name := refusals.name_of(peer)) else named(peer)
             who = f"…{peer[-6:]}" if who == peer else who
-            yield RefusedPeer(who, refused.count, named(refused.why.replace(peer, who)))
+            yield s.RefusedPeer(who, refused.count, named(refused.why.replace(peer, who)))
 
     def _waits_for(self) -> str:
         """What the peer waits for, if it is joining or has waited for `WAITS_S`; else empty."""
@@ -147,17 +137,17 @@ class Reporter:
         # rounded, because a record is published again whenever it changes
         return round(trainer.rss + node.rss - getattr(node, "shared", 0), -MEMORY_DIGITS)
 
-    def _gpu_memory(self) -> GpuMemory | None:
+    def _gpu_memory(self) -> s.GpuMemory | None:
         """The memory of the trainer's GPUs; None: it uses none, or no round is over."""
         shared = self._common.shared
-        return GpuMemory(round(shared.gpu_reserved, -MEMORY_DIGITS), shared.gpu_total) if shared.gpu_total else None
+        return s.GpuMemory(round(shared.gpu_reserved, -MEMORY_DIGITS), shared.gpu_total) if shared.gpu_total else None
 
-    def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
+    def _buffered(self, aggregates: Sequence[int]) -> s.Buffered | None:
         """How full the Delayed Nesterov buffers of these slices' fragments are; None without buffers or slices."""
         if self._common.run.rules.dn_buffer_size < 2 or not aggregates:
             return None
         buffered = [self._common.replica.state(index).buffered for index in aggregates]
-        return Buffered(min(buffered), max(buffered))
+        return s.Buffered(min(buffered), max(buffered))
 
     def _state(self) -> str:
         if self.last_state:
@@ -170,11 +160,11 @@ class Reporter:
             return "aggregating"
         if self._trainer.paused:
             return "paused"
-        if self._trainer.stands:
+        if self._common.shared.stands:
             return "waiting"
         return "idle" if self._common.replica.roster.mine.idle else "training"
 
 
-def _progress(table: leases.Table) -> DataProgress:
+def _progress(table: leases.Table) -> s.DataProgress:
     data = table.data
-    return DataProgress(data.name, data.length, data.epochs, leases.used_count(table), leases.leased(table))
+    return s.DataProgress(data.name, data.length, data.epochs, leases.used_count(table), leases.leased(table))

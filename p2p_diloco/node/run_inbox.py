@@ -1,7 +1,9 @@
-"""Incoming messages of a peer that is in the run: decoded, checked, and fed to the node.
+"""Incoming messages of a peer that is in the run: decoded, checked, and fed to the node, or handled here if they are
+those of nodes (`wire`): descriptions, nudges, audits, data.
 
 Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
-values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has.
+values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has. Of what
+nodes handle themselves the replica learns only a transfer's signs of life and its end.
 """
 
 from __future__ import annotations
@@ -10,35 +12,35 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.events import Granted, Received
-from p2p_diloco.core.leases import WEIGHT_MIN, fault
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.roster import Peer
-from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.state import State, key_of
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.state import State
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.allowance import Allowances
-from p2p_diloco.node.encoding import check_values
-from p2p_diloco.node.forms import NOWHERE, About
-from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler, Inbox, check_role, group_of
+from p2p_diloco.node.auditing import EXPELLED, Audits
+from p2p_diloco.node.common import Common
+from p2p_diloco.node.fields import check_place
+from p2p_diloco.node.forms import NOWHERE, About, refusing
+from p2p_diloco.node.headers import Folded, opened, packed, unpack
+from p2p_diloco.node.inbox import Allowances, Handler, check_role, group_of
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.node_messages import NodeMessages
-from p2p_diloco.node.refusals import Refusals, refusing
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.node.slice_work import check_values
+from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 LAST_ROUNDS, LAST_SUBMISSIONS = 8, 256
 """A peer takes part if one of so many last commits has counted it. In asynchronous mode a commit counts one
 submission, or few."""
+MOVING_EVERY_S = 0.1
+"""Seconds in which the replica is told at most once that transfers with a peer move. With many slices there would be
+hundreds of such reports a second, which tell the replica nothing more."""
 
 log = logging.getLogger(__name__)
 
@@ -58,25 +60,15 @@ class Long:
 class RunInbox(Handler):
     """The handler of a peer that is in the run."""
 
-    def __init__(
-        self,
-        run: Run,
-        node: Node,
-        signatures: Signatures,
-        refusals: Refusals,
-        proven: Callable[[Revision], bool],
-        beside: NodeMessages,
-        members: Inbox,
-    ) -> None:
-        """`proven`: whether the run's founder has signed a revision. `beside` processes the messages that nodes handle
-        themselves. `members` knows the roles and grants of the members of a private run."""
-        self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
-        self._proven, self._beside, self._members = proven, beside, members
+    def __init__(self, common: Common, node: Node, trainer: TrainerSide, audits: Audits) -> None:
+        self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
+        self._trainer, self._audits, self._questions = trainer, audits, common.fetching.questions
         self._allowances = Allowances()
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
-        node.settled = self.unfold
+        self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
+        node.settled.append(self.unfold)
 
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
         body = opened(header, self._run.token)
@@ -84,29 +76,34 @@ class RunInbox(Handler):
             return Long(), body
         message = self._placed(unpack(body, self._about(sender), self._node.rolls))
         if isinstance(message, wire.NodeMessage):
-            return message, self._beside.nbytes(message)
+            return message, self._nbytes(message)
         return message, 0 if isinstance(message, Folded) else self._node.work.nbytes(message)
 
     def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
-        if isinstance(message, wire.NodeMessage):
-            return self._beside.check(sender, message, payload)
-        if isinstance(message, Long):
-            assert payload is not None, "the length of its payload was checked"
-            message, payload = self._placed(unpack(payload, self._about(sender), self._node.rolls)), None
-            if isinstance(message, wire.NodeMessage):
-                raise Refusal(f"a {type(message).__name__} must come as a header")
-            if not isinstance(message, Folded):
-                check_role(self._members.role_of(sender), message)
+        match message:
+            case Long():
+                assert payload is not None, "the length of its payload was checked"
+                message, payload = self._placed(unpack(payload, self._about(sender), self._node.rolls)), None
+                if isinstance(message, wire.NodeMessage):
+                    raise Refusal(f"a {type(message).__name__} must come as a header")
+                if not isinstance(message, Folded):
+                    check_role(self._members.role_of(sender), message)
+            case wire.Nudge(goal):
+                self._check_nudge(sender, goal)
+            case wire.SliceList() | wire.SliceBytes():
+                self._questions.check(sender, message, payload)
+            case wire.Copy() | wire.Accusation() | wire.Contradicts():
+                return replace(message, payload=payload)
         if isinstance(message, m.Ask):
             part = len(message.numbers) / self._run.rules.slices
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
                 raise Refusal("the sender, or others with its invitation, asked for too many states lately")
-        return message if isinstance(message, Folded) else self._checked(sender, message, payload)
+        return message if isinstance(message, Folded | wire.NodeMessage) else self._checked(sender, message, payload)
 
     async def take(self, sender: str, message: Any) -> None:
         if isinstance(message, wire.NodeMessage):
-            await self._beside.take(sender, message)
+            self._take(sender, message)
         elif isinstance(message, Folded):
             self._keep(sender, message)
         else:
@@ -134,13 +131,62 @@ class RunInbox(Handler):
         return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 
     def check_sender(self, sender: str) -> None:
-        self._beside.check_sender(sender)
+        if (lie := self._audits.expelled.get(sender)) is not None:
+            raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
-        self._beside.closed(peer)  # it may be a data node, else it goes on to the node
+        if not self._questions.closed(peer):
+            self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        self._beside.moving(peer)
+        if self._questions.moving(peer):
+            return
+        if (now := asyncio.get_running_loop().time()) >= self._told_until:
+            self._told, self._told_until = set(), now + MOVING_EVERY_S
+        if peer not in self._told:
+            self._told.add(peer)
+            self._node.moving(peer)
+
+    # -- the messages of nodes
+
+    def _nbytes(self, message: wire.NodeMessage) -> int:
+        """The length of a message's payload in bytes. Raises Refusal if the message is refused."""
+        match message:
+            case wire.Describe() | wire.Nudge():
+                return 0
+            case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
+                return self._audits.nbytes(message)
+            case wire.SliceList() | wire.SliceBytes():
+                return self._questions.nbytes(message)
+            case wire.Description():
+                raise Refusal("this peer did not ask for a description of a model")
+            case wire.ListSlices() | wire.GetSlice():
+                raise Refusal("this peer is no data node")
+
+    def _check_nudge(self, sender: str, goal: int) -> None:
+        """Raises Refusal if the peers with the sender's invitation nudge too often. In an open run they may: anyone
+        could make further identities there."""
+        commits, group = sum(self._node.replica.roster.mine.epochs), self._members.grant_of(sender)
+        if group is not None and not self._allowances.nudge(group, goal, commits, len(self._run.layout.fragments)):
+            raise Refusal("the last nudge with the sender's invitation came less than a round ago")
+
+    def _take(self, sender: str, message: wire.NodeMessage) -> None:
+        """Process a message of nodes. An answer of a data node was handed on when it was checked."""
+        match message:
+            case wire.Describe():
+                description = self._common.described.packed
+                header = packed(wire.Description(description.nbytes), self._run.token)
+                self._common.outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
+            case wire.Nudge(goal):
+                self._trainer.nudged(goal)
+            case wire.Audit():
+                self._audits.asked(sender, message)
+            case wire.Accusation():
+                self._audits.accused(sender, message)
+            case wire.Copy():
+                self._audits.take(message)
+            case wire.Contradicts():
+                self._audits.shown(message)
 
     # -- what is read
 
@@ -170,7 +216,7 @@ class RunInbox(Handler):
             if isinstance(message, m.Slice | m.Mean):
                 message = replace(message, hash=hash_of(payload))
         with refusing(type(message)):
-            self._signatures.check(sender, message)
+            self._common.signatures.check(sender, message)
             if not all(map(self._may_hold, _revisions(message))):
                 raise Refusal("the run's founder has not signed its revision")
             self._check_values(message)
@@ -184,7 +230,7 @@ class RunInbox(Handler):
         return message
 
     def _may_hold(self, revision: Revision) -> bool:
-        return revision.sound and self._proven(revision)
+        return revision.sound and self._common.founding.proven(self._common.transport, revision)
 
     def _check_values(self, message: m.Message) -> None:
         """Raises Refusal if the values in a message's payload can't be used."""
@@ -233,7 +279,7 @@ class RunInbox(Handler):
             del self._folded[key]
             if not known:
                 continue
-            with contextlib.suppress(Refusal), self._refusals.counted(sender):
+            with contextlib.suppress(Refusal), self._common.refusals.counted(sender):
                 message = self._placed(folded.read(self._about(sender), self._node.rolls))
                 assert not isinstance(message, Folded | wire.NodeMessage)
                 self._node.events.post(Received(sender, self._checked(sender, message, None)))
@@ -249,100 +295,3 @@ def _revisions(message: m.Message) -> list[Revision]:
         case m.Head(state=State(revision=revision)):
             return [revision]
     return []
-
-
-# -- what can't belong to the run
-
-
-def check_place(message: m.Message, rules: Rules) -> None:
-    """Raises Refusal if a message can't belong to the run. Each number by itself was checked when the message was
-    decoded; the core judges commits by the state before them."""
-    fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
-    if fragment is not None and not 0 <= fragment < fragments:
-        raise Refusal(f"the run has no fragment {fragment}")
-    slices = 0 if fragment is None else len(rules.fragments[fragment])
-    match message:
-        case m.Probe(summary) | m.ProbeAck(summary):
-            _check_summary(summary, fragments)
-        case m.Ready():
-            _check_ready(message, slices)
-        case m.Slice(number=number) | m.Mean(number=number) | m.Part(number=number):
-            _check_numbers([number], slices)
-        case m.Want(numbers=numbers) | m.Ask(fragment=int(), numbers=numbers):
-            _check_numbers(numbers, slices)
-        case m.Ask(numbers=numbers) if numbers:
-            raise Refusal("it asks for slices of no fragment")
-        case m.Lack(missing=missing):
-            _check_numbers([number for number, _ in missing], slices)
-        case m.Close():
-            _check_close(message, slices)
-        case m.Vote(served=served, commit=commit):
-            for part in (served, commit):
-                if part is not None and (part.fragment, part.base) != (fragment, message.base):
-                    raise Refusal("it tells of another round than its own")
-            if served is not None:
-                if served.choice is None:
-                    raise Refusal("it tells of a Close without a choice")
-                _check_close(served, slices)
-        case m.Told(versions=versions, links=links):
-            if len(versions) != fragments or len(links) != fragments:
-                raise Refusal(f"it lists {len(versions)} fragments, the run has {fragments}")
-            for version, line in zip(versions, links, strict=True):
-                _check_links(version, line)
-        case m.Head(state=state, digests=digests):
-            if len(digests) not in (0, slices):
-                raise Refusal(f"it lists {len(digests)} slices, the fragment has {slices}")
-            _check_state(state, slices)
-
-
-def _check_numbers(numbers: Sequence[int], slices: int) -> None:
-    for number in numbers:
-        if not 0 <= number < slices:
-            raise Refusal(f"the fragment has no slice {number}")
-
-
-def _check_summary(summary: m.Summary, fragments: int) -> None:
-    for listed in (summary.heads, summary.sent, summary.digests):
-        if len(listed) not in (0, fragments):
-            raise Refusal(f"it lists {len(listed)} fragments, the run has {fragments}")
-    if any(fragment >= fragments for fragment, _ in summary.awaits):
-        raise Refusal("it awaits peers for a fragment that the run doesn't have")
-    if summary.role not in ("worker", "aggregator"):
-        raise Refusal(f"the role {summary.role!r} is unknown")
-
-
-def _check_ready(ready: m.Ready, slices: int) -> None:
-    if len(ready.hashes) != (slices if ready.weight else 0):
-        raise Refusal(f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}")
-    if 0 < ready.weight < WEIGHT_MIN:
-        raise Refusal("its weight is out of range")
-
-
-def _check_close(close: m.Close, slices: int) -> None:
-    if len(close.owners) != slices:
-        raise Refusal(f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}")
-    if close.choice is None:
-        return
-    names = [peer for peer, _ in close.choice.entries]
-    if names != sorted(set(names)):
-        raise Refusal("its contributions are not sorted, or one peer has two")
-    for _, ready in close.choice.entries:
-        _check_ready(ready, slices)
-    if key_of(close.fragment, close.base, close.choice) != close.key:
-        raise Refusal("its key is not that of its choice")
-
-
-def _check_links(version: Version, links: m.Links) -> None:
-    epochs = [epoch for epoch, _ in links]
-    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
-        raise Refusal("its links don't lead to its version")
-
-
-def _check_state(state: State, slices: int) -> None:
-    if len(state.hashes) not in (0, slices):
-        raise Refusal(f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices")
-    if not 0 <= state.paced[0] <= state.version.epoch:
-        raise Refusal("its count of inner steps has values that can't be used")
-    _check_links(state.version, state.links)
-    if why := fault(state.tables):
-        raise Refusal(why)

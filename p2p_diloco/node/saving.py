@@ -36,7 +36,7 @@ from p2p_diloco.node.fields import STATE
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
-from p2p_diloco.node.setup import SAVE_S_MAX
+from p2p_diloco.node.shared import SAVE_S_MAX
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import checkpoint, limits
 from p2p_diloco.tensors.layout import PARAMETER, Layout
@@ -74,7 +74,7 @@ class Saving:
     def __init__(self, common: Common) -> None:
         local, founding = common.local, common.founding
         self._run, self._replica, self._work, self._events = common.run, common.replica, common.work, common.events
-        self._founded, self._describing = (founding.founder, founding.time), common.describing
+        self._common, self._founded = common, (founding.founder, founding.time)
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """The epoch of the newest checkpoint that is written or begun; 0: none."""
@@ -143,7 +143,7 @@ class Saving:
         theta = torch.cat([one.theta for one in held])
         outer = [{name: values.clone() for name, values in one.state.items()} for one in held]
         known = [self._work.known_digests(state.fragment) for state in states]
-        return Snapshot(self._run, theta, outer, states, known, self._founded, self._describing.card)
+        return Snapshot(self._run, theta, outer, states, known, self._founded, self._common.described.card)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Carries out the effects of `p2p_diloco.core` on tensors: means, outer steps, fetched slices, digests.
+"""Carries out the effects of `p2p_diloco.core` on tensors: means, outer steps, fetched slices, digests; and encodes
+contributions.
 
 Law: a version says nothing of tensors, so nothing is proposed or compared. `apply` changes the present tensors in
 place, slice by slice, and returns when all are done; the node calls it only while the replica still waits for this
@@ -12,40 +13,31 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import (
-    Accept,
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Damaged,
-    Digested,
-    Fill,
-    Filled,
-    Keep,
-    Roll,
-    Rolled,
-)
+from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Commit, Mean, Message, Part, Slice
 from p2p_diloco.core.state import is_empty
-from p2p_diloco.core.version import Version
-from p2p_diloco.node.encoding import Encoding
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.flat import ALONE, Threads
 from p2p_diloco.tensors.layout import PARAMETER, Layout
-from p2p_diloco.tensors.mean import Given, weighted_mean
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
 
 LOOK_AGAIN_S = 10.0
 """Seconds after which a slice's memory is compared with its digest again, before a pseudo-gradient is measured from it
 and before a step. A comparison reads all of it."""
+
+FINITE_MAX = torch.finfo(torch.float32).max
 
 SealMean = Callable[[int, Version, str, int, str], bytes]
 """Signs the mean of (fragment, base, key, number, hash)."""
@@ -78,12 +70,58 @@ class SliceWork:
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
         self._changes = [0] * len(self._indices)  # how often each fragment's tensors were changed
-        encoding = Encoding(run, self._neutral)
-        self.encode, self.merge = encoding.encode, encoding.merge
+        self._feedback: dict[int, Feedback] = {}  # by slice; made when a contribution first needs it
+
+    # -- contributions
+
+    def encode(self, index: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
+        """Encode a slice's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
+        The result shares no memory with `delta`, which is written again for the next exchange.
+
+        With error feedback the rounding error is added to the next contribution, unless `weighs` is False. If every
+        peer would refuse the values that a codec makes, no progress is sent: a refused contribution would be sent again
+        for ever.
+        """
+        place, (codec, _) = self._run.layout.slices[index], self._run.codecs(index)
+        values, feedback = delta[place.start : place.stop], None
+        if codecs.shares(values, codec):  # sent as the trainer has written it, which has checked it
+            return memoryview(bytes(codecs.encode(values, codec)))
+        if codecs.feeds_back(codec):
+            feedback = self._feedback[index] = self._feedback.get(index) or Feedback(place.numel)
+            values = feedback.added(values) if weighs else values
+        payload = self._encoded(values, index, id)
+        try:
+            check_values(payload, codec, place.numel, MAGNITUDE_MAX)
+        except Refusal as refusal:
+            log.error("this peer's contribution to slice %d is sent without progress: %s", index, refusal.reason)
+            payload = memoryview(bytearray(codecs.encode(self._neutral(index), codec)))
+            if feedback is not None:
+                feedback.sent_nothing(id)
+        else:
+            if feedback is not None and weighs:
+                feedback.sent(id, codecs.decode_blocks(payload, codec, place.numel))
+            elif feedback is not None:
+                feedback.sent_apart(id)
+        return payload
+
+    def merge(self, loaded: e.Loaded) -> None:
+        """Update the error feedback of a fragment that the trainer merges."""
+        for index in self._run.rules.fragments[loaded.fragment]:
+            if (feedback := self._feedback.get(index)) is not None:
+                feedback.merge(loaded.outcome, loaded.counted)
+
+    def _encoded(self, values: Tensor, index: int, id: ContributionId) -> memoryview:
+        """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
+        rounding."""
+        codec, _ = self._run.codecs(index)
+        if self._run.config.rounding == "nearest" or codec == buffers.CODEC:
+            return codecs.encode(values, codec)
+        drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
+        return codecs.encode_stochastically(values, int.from_bytes(drawn, "little", signed=True))
 
     # -- rounds
 
-    def average(self, effect: Average) -> Averaged:
+    def average(self, effect: e.Average) -> e.Averaged:
         """Compute, encode, hash and sign the mean of one slice."""
         index = self._indices[effect.fragment][effect.number]
         given = [(part.author, weight, part.payload) for weight, part in effect.slices]
@@ -93,7 +131,7 @@ class SliceWork:
             log.error("the contributions to slice %d can't be averaged, and are ignored: %s", index, error)
             payload = codecs.encode(self._neutral(index), self._run.codecs(index)[1])
         of = effect.fragment, effect.base, effect.key, effect.number, hash_of(payload)
-        return Averaged(*of, payload, self._seal(*of))
+        return e.Averaged(*of, payload, self._seal(*of))
 
     def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
         """Compute the encoded mean of these contributions to a slice. Raises ValueError if they can't be averaged."""
@@ -106,7 +144,7 @@ class SliceWork:
             mean = buffers.together(place.kind, given, place.numel, aggregation)
         return codecs.encode(mean, reply)
 
-    def apply(self, effect: Apply, damaged: Sequence[int] = ()) -> Applied:
+    def apply(self, effect: e.Apply, damaged: Sequence[int] = ()) -> e.Applied:
         """Make the outer step of a commit, in place. If a slice's step would lead to values that are not finite, its
         tensors stay as they are: all replicas decide this alike. `damaged`: slices that have changed in memory, which
         are no base of the trainer's progress."""
@@ -118,9 +156,9 @@ class SliceWork:
                 self.bases.keep(index, damaged=number in damaged)
                 self._step(index, self.state.slices[index], effect, mean, submissions)
         self.versions[fragment] = commit.version
-        return Applied(fragment, commit.base, commit.version)
+        return e.Applied(fragment, commit.base, commit.version)
 
-    def _step(self, index: int, held: SliceState, of: Apply | Roll, mean: Mean, submissions: int) -> None:
+    def _step(self, index: int, held: SliceState, of: e.Apply | e.Roll, mean: Mean, submissions: int) -> None:
         run, commit = self._run, of.commit
         try:
             if run.layout.slices[index].kind == PARAMETER:
@@ -142,24 +180,24 @@ class SliceWork:
 
     # -- fetched slices
 
-    def fill(self, effect: Fill) -> Filled:
+    def fill(self, effect: e.Fill) -> e.Filled:
         """Stage a fetched slice. A replica that holds no state of the fragment needs no second memory for it."""
         index = self._indices[effect.fragment][effect.number]
         in_place = effect.fragment not in self.versions
         staged = self.state.stage(index, effect.payload, in_place=in_place)
         self.is_own = self.is_own and not in_place
         self._staged[effect.fragment, effect.number] = staged
-        return Filled(effect.fragment, effect.version, effect.number, staged.digest())
+        return e.Filled(effect.fragment, effect.version, effect.number, staged.digest())
 
-    def roll(self, effect: Roll) -> Rolled:
+    def roll(self, effect: e.Roll) -> e.Rolled:
         """Make the outer step of a commit in a staged slice."""
         commit, number = effect.commit, effect.mean.number
         if submissions := submissions_of(commit):
             index, staged = self._indices[commit.fragment][number], self._staged[commit.fragment, number]
             self._step(index, staged, effect, effect.mean, submissions)
-        return Rolled(commit.fragment, commit.version, number)
+        return e.Rolled(commit.fragment, commit.version, number)
 
-    def accept(self, effect: Accept) -> None:
+    def accept(self, effect: e.Accept) -> None:
         """Make staged slices the present ones. After a step of `apply` nothing is left to do."""
         for fragment, version in effect.proposals:
             if effect.numbers is None and self.versions.get(fragment) == version:
@@ -180,7 +218,7 @@ class SliceWork:
 
     # -- digests
 
-    def digest(self, fragment: int) -> Digested | None:
+    def digest(self, fragment: int) -> e.Digested | None:
         """Compute the digests of a fragment's tensors. A thread may call this while all else goes on: if the tensors
         change meanwhile, nothing is returned."""
         version, changes, found = self.versions[fragment], self._changes[fragment], list[str]()
@@ -190,9 +228,9 @@ class SliceWork:
                 return None
         self._digests[fragment] = version, tuple(found)
         self._looked[fragment] = [time.monotonic()] * len(found)
-        return Digested(fragment, version, tuple(found))
+        return e.Digested(fragment, version, tuple(found))
 
-    def damaged(self, fragment: int, numbers: Sequence[int] | None = None) -> Damaged | None:
+    def damaged(self, fragment: int, numbers: Sequence[int] | None = None) -> e.Damaged | None:
         """Compare a fragment's slices, all or these, with their digests. Returns those whose memory has changed; None
         if there are none, or if the digests of this version are not computed yet."""
         (known, digests), version = self._digests.get(fragment, (None, ())), self.versions[fragment]
@@ -203,7 +241,7 @@ class SliceWork:
         wrong = tuple(n for n in looked if self.state.slices[indices[n]].digest() != digests[n])
         for number in set(looked) - set(wrong):
             self._looked[fragment][number] = time.monotonic()
-        return Damaged(fragment, version, wrong) if wrong else None
+        return e.Damaged(fragment, version, wrong) if wrong else None
 
     def unseen(self, fragment: int) -> list[int]:
         """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""
@@ -215,7 +253,7 @@ class SliceWork:
         known, digests = self._digests.get(fragment, (None, ()))
         return digests if known == self.versions.get(fragment) else ()
 
-    def keep(self, effect: Keep) -> None:
+    def keep(self, effect: e.Keep) -> None:
         """Take damaged slices as they are: `digest` computes their digests anew. They are no base of the trainer's
         progress, which was made from what they were."""
         self._changes[effect.fragment] += 1
@@ -251,6 +289,16 @@ class SliceWork:
 def submissions_of(commit: Commit) -> int:
     """How many contributions with progress a commit counts. If there are none, its step changes no tensor."""
     return sum(ready.weight > 0 and not is_empty(ready) for _, ready in commit.choice.entries)
+
+
+def check_values(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> None:
+    """Raises Refusal if the values in a payload can't be used."""
+    try:
+        if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
+            return
+    except ValueError as error:
+        raise Refusal(f"its payload can't be decoded: {error}") from None
+    raise Refusal("its payload has values that are not finite or too large")
 
 
 # -- bases of pseudo-gradients

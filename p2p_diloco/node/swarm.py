@@ -15,21 +15,13 @@ from typing import Any
 from p2p_diloco.addresses import is_loopback
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import NoBootstrapReached, NodeDied
+from p2p_diloco.net import invited
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits
 from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.invited import (
-    check_role,
-    founders_key,
-    founders_own,
-    key_of,
-    read_invitation,
-    revocations_of,
-    write_files,
-)
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.privacy import Access, claim, founds_privately
-from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import Setup
 from p2p_diloco.remembered import met_through, remembered
 
 CLOSE_S = 2.0
@@ -63,20 +55,21 @@ async def entered(setup: Setup, tell: Callable[[str], None]) -> AsyncIterator[Sw
     local, inbox, dead = setup.local, Inbox(), asyncio.get_running_loop().create_future()
     invitation = key = revoked = None
     if local.invite is not None:
-        invitation = read_invitation(local)
-        if (key := key_of(local, invitation)) is not None:
-            invitation, revoked = founders_own(local.run_id, key), revocations_of(local, local.run_id, key)
-        check_role(local, invitation)
+        invitation = invited.read_invitation(local)
+        if (key := invited.key_of(local, invitation)) is not None:
+            invitation = invited.founders_own(local.run_id, key)
+            revoked = invited.revocations_of(local, local.run_id, key)
+        invited.check_role(local, invitation)
     transport = await _opened(local, inbox, tell, dead, invitation)
     try:
         if invitation is None and await founds_privately(setup, transport):
-            key = founders_key(local.run_id)
+            key = invited.founders_key(local.run_id)
             await claim(transport, local.run_id, key.public)
             await transport.close()  # this open transport would take messages of peers that are no members
-            transport = await _opened(local, inbox, tell, dead, founders_own(local.run_id, key))
+            transport = await _opened(local, inbox, tell, dead, invited.founders_own(local.run_id, key))
             stays = local.identity_path is not None and not transport.reach.private
             own = transport.addresses() if stays or not local.initial_peers else ()
-            write_files(local.run_id, key, invited_through(local.initial_peers, own))
+            invited.write_files(local.run_id, key, invited_through(local.initial_peers, own))
         transport.tell_reach()  # only of the transport that is kept
         inbox.knows(transport)
         if (member := transport.membership) is not None and revoked is not None:

@@ -27,11 +27,11 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node import wire
-from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
-from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.channel import Door, Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fetching import Door
 from p2p_diloco.node.headers import packed
+from p2p_diloco.node.inbox import NUDGED_EXCHANGES_MAX
+from p2p_diloco.node.joining import Described
 from p2p_diloco.node.ledger import CODEC, SubmissionLog
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
@@ -60,9 +60,9 @@ class TrainerSide:
         """Asynchronous mode: the outcome of this peer's submissions, and its number of inner steps."""
         self.sync_every = run.config.sync_every
         """The latest number of inner steps between two exchanges of the whole model."""
+        self._common = common
         self._run, self._replica, self._work, self._bases = run, common.replica, work, work.bases
         self._shared, self._channel, self._outbox = common.shared, channel, common.outbox
-        self._describing = common.describing
         self._events, self._event_log, self._ledger = common.events, common.event_log, common.ledger
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
@@ -82,11 +82,6 @@ class TrainerSide:
     def _commits(self) -> int:
         """The number of the run's commits, summed over fragments."""
         return sum(self._replica.roster.mine.epochs)
-
-    @property
-    def stands(self) -> bool:
-        """Whether training stands still until an exchange is over."""
-        return bool(self._shared.stands)
 
     # -- requests
 
@@ -116,7 +111,7 @@ class TrainerSide:
                 case {"kind": "ask", "n": n}:
                     self._channel.send("told", n=n, **self._told())
                 case {"kind": "card", "card": card}:
-                    self._describing.card = card
+                    self._common.described = Described(self._run.layout, card)
                 case {"kind": "nudge", "goal": goal}:
                     self._nudge_others(goal)
                 case {"kind": "data", "n": n}:
@@ -195,9 +190,6 @@ class TrainerSide:
         if goal <= self._commits + NUDGED_EXCHANGES_MAX * len(self._run.layout.fragments):
             self._shared.goal = max(goal, self._shared.goal)
 
-    def link_broke(self) -> None:
-        self._shared.reconnections += 1
-
     # -- what the loop tells
 
     def departs(self) -> None:
@@ -221,7 +213,7 @@ class TrainerSide:
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
-        if (every := self._sync_every_now()) != self._every:
+        if (every := replica.revision.sync_every or self._run.config.sync_every) != self._every:
             self._every = every
             self.submissions.begins_with(every)
         # what is under way may be counted by the present tables before it is merged
@@ -307,12 +299,10 @@ class TrainerSide:
         """Until cancelled, tell a waiting trainer regularly why it waits. Short waits are not reported."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
-            if self.ready_at is None or self._stands_long():
+            stands_long = self._shared.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
+            if self.ready_at is None or stands_long:
                 text = self._event_log.named(self._held_for or self._replica.waiting())
                 self._channel.send("waiting", text=text)
-
-    def _stands_long(self) -> bool:
-        return self.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
 
     def _publish(self) -> None:
         replica = self._replica
@@ -325,15 +315,8 @@ class TrainerSide:
         self._shared.outer_lr = outer_lr
         self._shared.outer_momentum = outer_momentum
         if self._by_time:
-            self._shared.trains_for_s = self._trains_for_s()
-
-    def _sync_every_now(self) -> int:
-        """The run's H at the present state."""
-        return self._replica.revision.sync_every or self._run.config.sync_every
-
-    def _trains_for_s(self) -> float:
-        run, roster = self._run, self._replica.roster
-        return trains_for(self._replica.interval, run.round_nbytes, roster.me, roster.summaries())
+            of = replica.interval, self._run.round_nbytes, replica.me, replica.roster.summaries()
+            self._shared.trains_for_s = trains_for(*of)
 
 
 async def contribution(

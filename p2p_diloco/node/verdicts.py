@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from p2p_diloco.node.cases import Case
+from p2p_diloco.node.examining import Case
 from p2p_diloco.node.signatures import CLOSE, COMMIT, LIFE_BYTES, READY, Statement
 from p2p_diloco.node.wire import OfMean
 

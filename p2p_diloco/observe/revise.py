@@ -21,8 +21,7 @@ from p2p_diloco.core.revision import CHANGEABLE, NEVER, STOPS, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
-from p2p_diloco.node import revising
-from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run_record import REVISION, REVISIONS, Founding, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.look import look, run_record
 from p2p_diloco.observe.snapshot import Snapshot, weighed
@@ -190,7 +189,7 @@ async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapsho
     """The highest revision in the DHT, with a snapshot; None while more than half of the peers tell of a higher
     revision than the DHT has: they will store it again. Fewer of them may invent it; the peers tell each other of a
     revision within a second or two."""
-    seen, there = await look(dht, founding.run_id), await revising.read(dht, founding)
+    seen, there = await look(dht, founding.run_id), await read_revision(dht, founding)
     peers = weighed(_recent(seen) or seen.peers, founding.founder)
     told = [max(peer.revision or 0, peer.revision_known or 0) for peer in peers]
     return (there, seen) if median_low(told or [0]) <= there.number else None
@@ -241,8 +240,8 @@ async def _revised(
 ) -> Outcome:
     """Sign the revision, store it in the DHT, and wait until it has arrived."""
     founding = present.founding
-    revision = dataclasses.replace(bare, proof=as_text(asker.key.sign(revising.KIND, founding.statement(bare))))
-    if not await _until(lambda: revising.store(dht, founding, revision), within_s):
+    revision = dataclasses.replace(bare, proof=as_text(asker.key.sign(REVISION, founding.statement(bare))))
+    if not await _until(lambda: store_revision(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
     return await _arrived(dht, present, revision, within_s, saving=saving)
 
@@ -275,7 +274,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         if text != told:
             log.info("revision %d: %s", revision.number, text)
             told = text
-        there = await revising.read(dht, founding)
+        there = await read_revision(dht, founding)
         if there > revision:
             wrong = f"{revision} lost to another: the run adopts {there}"
             raise Refused(wrong, mend="ask for the change again")
@@ -285,7 +284,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         ):
             return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
         if late:
-            kept = f"{revising.BOARD.ttl_s / 60:.0f} minutes"
+            kept = f"{REVISIONS.ttl_s / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"
             who = f"{len(known)} of the {len(live)}" if known else "no"
             wrong = f"{who} peers of the run {founding.run_id} have read {revision} within {within_s:g} s"

@@ -26,8 +26,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, UsageError
 from p2p_diloco.node import shared
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
-from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.shared import Setup, SharedMemory
 
 REPEAT_S = 10.0
 """Seconds after which a wait with the same reason is logged again."""

@@ -28,8 +28,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.setup import SAVE_S_MAX, Setup
-from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.shared import SAVE_S_MAX, Setup, SharedMemory
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.fitness import Watch
 from p2p_diloco.peer.hook import Hook

@@ -1,7 +1,7 @@
 """Slices of a data set that data nodes serve, and their samples, as training code sees them.
 
 Law: reads files only. The node fetches them; any process and thread of the trainer may ask for them at the node's door
-(`node.fetching.Door`). A slice that the node has since removed from its cache is asked for again.
+(`node.channel.Door`). A slice that the node has since removed from its cache is asked for again.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
 MEND = "use an element-wise one, such as sgd, Adam or Adagrad"
 
 _LATE = ("torch._meta_registrations", "torch._native")
-"""Parts of torch that a node loads at the first question for one of their names (`node/torch_library.py`). What an
+"""Parts of torch that a node loads at the first question for one of their names (`node/__main__.py`). What an
 optimizer's class imports asks in the midst of its own import, and fails."""
 
 _CANT = "can't step a slice, which is a flat part of the model and comes without a closure ({})"

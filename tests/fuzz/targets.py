@@ -50,17 +50,15 @@ from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
-from p2p_diloco.node import board, curves, ends, privacy, providers, revising, wire
-from p2p_diloco.node.describing import Described
-from p2p_diloco.node.fields import STATE
+from p2p_diloco.node import board, curves, ending, fetching, privacy, wire
+from p2p_diloco.node.fields import STATE, check_place
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
+from p2p_diloco.node.joining import Described
 from p2p_diloco.node.privacy import Access
-from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.run_inbox import check_place
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import Founding, RunRecord, read_revision
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.node.saving import Manifest as Saved
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
@@ -247,10 +245,13 @@ def _records() -> Iterator[Target]:
     yield Target("curves", [curves.pack(points)], curves.unpack, (ValueError,))
     founding = Founding("r", ME.peer_id, 1.0, b"")
     signer: Any = SimpleNamespace(sign=lambda kind, said: ME.sign(kind, said).hex(), peer_id=ME.peer_id)
-    end = ends.signed(signer, founding, ModelVersion(0, 8, 1, "e" * 32), 2, 1.0)
+    end = ending.signed(signer, founding, ModelVersion(0, 8, 1, "e" * 32), 2, 1.0)
     reads: dict[str, tuple[bytes, Callable[[Any], Coroutine[Any, Any, object]]]] = {
-        "ends": (board.pack(end), lambda dht: ends.read_any(dht, "r")),
-        "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
+        "ends": (
+            board.pack(end),
+            lambda dht: ending.BOARD.read(dht, "r", ending.End, lambda end: ending._proven(end, dht, "r")),
+        ),
+        "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: read_revision(dht, founding)),
         "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (
             KEY.sign_revocations(3, [bytes(8)]),
@@ -259,8 +260,8 @@ def _records() -> Iterator[Target]:
     }
     for name, (seed, reading) in reads.items():
         yield Target(name, [seed], lambda case, reading=reading: now(reading(Held(case))))
-    node = providers.DataNodeRecord(peer_id=OTHER.peer_id, label="disk", data_set="a" * 64)
-    nodes = lambda case: now(providers.read_data_nodes(Held(case, OTHER.peer_id), "r", "train"))  # type: ignore[arg-type]  # noqa: E731
+    node = fetching.DataNodeRecord(peer_id=OTHER.peer_id, label="disk", data_set="a" * 64)
+    nodes = lambda case: now(fetching.read_data_nodes(Held(case, OTHER.peer_id), "r", "train"))  # type: ignore[arg-type]  # noqa: E731
     yield Target("data nodes", [node.pack()], nodes)
 
 
@@ -297,7 +298,7 @@ def _formats(folder: Path) -> Iterator[Target]:
     manifest = Manifest("tar", (Slice("a.tar", 100, 3, hash_of(b"x")), Slice("b.tar", 10, 1, hash_of(b"y"))))
     yield Target("manifests", [manifest.packed], Manifest.unpack, (ValueError,))
     described = (ValueError, TypeError, msgpack.UnpackException)
-    yield Target("descriptions", [bytes(Described(_layout(), b"card").pack())], Described.unpack, described)
+    yield Target("descriptions", [bytes(Described(_layout(), b"card").packed)], Described.unpack, described)
     invited = invitation()
     texts = [invited.pack().encode(), invited.line().encode()]
     yield Target("invitations", texts, lambda case: Invitation.unpack(case.decode(errors="replace")), (P2PDilocoError,))

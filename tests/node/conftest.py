@@ -16,10 +16,9 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node import beginning, joining, shared, slice_work
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.participation import take_part
 from p2p_diloco.node.privacy import Access
-from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import SharedMemory
-from p2p_diloco.node.start import take_part
+from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.card import card_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Commit
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.auditing import Audits
+from p2p_diloco.node.common import EventQueue
+from p2p_diloco.node.fetching import Questions
+from p2p_diloco.node.history import History
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
-from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.signatures import Signatures
@@ -36,7 +41,7 @@ MOMENTUM = 0.5
 
 def run_of(fragments: int = 1, **config: Any) -> Run:
     quick = {"heartbeat_interval": 0.1, "heartbeat_timeout": 10.0, "sync_every": fragments, "num_fragments": fragments}
-    exact = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0}
+    exact = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0, "audit_rate": 0.0}
     outer = {"outer": "fixed", "outer_lr": 1.0, "outer_momentum": MOMENTUM}
     settings = RunConfig(**{**quick, **exact, **outer, **config})
     return Run(
@@ -44,6 +49,30 @@ def run_of(fragments: int = 1, **config: Any) -> Run:
         settings,
         Layout.build(tuple(ParamSpec(name, (NUMEL // 2,), "float32") for name in "pq"), fragments, "contiguous", 4),
     )
+
+
+def common_of(run: Run, replica: Any, work: SliceWork, outbox: Outbox, signatures: Any, **more: Any) -> Any:
+    """In the place of a node's `Common`: what its loop and its inbox use."""
+    inbox, transport = Inbox(), outbox._transport
+    of: dict[str, Any] = {
+        "run": run,
+        "replica": replica,
+        "work": work,
+        "outbox": outbox,
+        "signatures": signatures,
+        "transport": transport,
+        "inbox": inbox,
+        "refusals": inbox.refusals,
+        "events": EventQueue(),
+        "event_log": SimpleNamespace(named=lambda text: text, note=lambda kind, text: None),
+        "history": History(),
+        "ledger": Ledger(OF_EXCHANGE),
+        "shared": SimpleNamespace(reconnections=0),
+        "deaths": SimpleNamespace(notice=lambda death: None),
+        "founding": SimpleNamespace(proven=lambda dht, revision: True),
+        "fetching": SimpleNamespace(questions=Questions(transport)),
+    }
+    return SimpleNamespace(**{**of, **more})
 
 
 class Work(SliceWork):
@@ -61,29 +90,25 @@ class Work(SliceWork):
         return super().roll(effect)
 
 
-class Links(Handler):
-    """It tells the node what goes on on its links."""
-
-    def __init__(self, node: Node) -> None:
-        self.closed, self.moving = node.closed, node.moving  # type: ignore[method-assign]
-
-
 class Peer:
     """A node and its trainer."""
 
     def __init__(self, network: MemoryNetwork, name: str, run: Run, life: int = 1) -> None:
         self.name, self.run, self.theta = name, run, torch.zeros(NUMEL)
         transport = self.transport = network.join(name, DeafInbox())
-        self.network, self.refusals, self.told = network, Refusals(), list[Any]()
+        self.network, self.notes = network, list[tuple[str, str]]()
         self.replica = Replica(name, run.rules, incarnation=life, now=asyncio.get_running_loop().time())
         signatures = Signatures(name, transport, run.token)
         self.work = Work(run, self.theta, signatures.of_mean)
         self.work.commits = []
         self.outbox = Outbox(transport)
-        self.node = Node(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
-        inbox = transport._inbox = Inbox()
-        inbox.refusals, told = self.refusals, lambda revision: True
-        inbox.handler = RunInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)
+        log = SimpleNamespace(named=lambda text: text, note=lambda *note: self.notes.append(note))
+        common = common_of(run, self.replica, self.work, self.outbox, signatures, event_log=log)
+        audits = Audits(common)
+        self.node = Node(common, self, audits, lambda: None)
+        inbox = transport._inbox = common.inbox
+        self.refusals = inbox.refusals
+        inbox.handler = RunInbox(common, self.node, self, audits)
         # -- the trainer
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}
@@ -143,8 +168,6 @@ class Peer:
 
     def finished(self) -> None:
         self.ended = True
-
-    def link_broke(self) -> None: ...
 
     # -- and what it does
 

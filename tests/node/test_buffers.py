@@ -100,7 +100,7 @@ def test_all_peers_have_the_same_statistics_to_the_bit(
         played(scene, memory_peer, {**settings, "start_peers": 2})
     assert "lie" not in caplog.text
     assert "wrong mean" not in caplog.text
-    assert "contribute the same bytes" not in caplog.text
+    assert "contribute nearly the same" not in caplog.text
     assert "history ends" not in caplog.text
 
 

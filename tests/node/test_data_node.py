@@ -17,10 +17,9 @@ from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
 from p2p_diloco.node.data_node import DataNode, Served
-from p2p_diloco.node.fetching import AT_ONCE, Fetching
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, publish, read_data_nodes
 from p2p_diloco.node.headers import of_nodes, packed
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.providers import DataNodeRecord, publish, read_data_nodes
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import plays
@@ -413,7 +412,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> 
         post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
         network.delay_s = 0.1
         reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
-        while not peer.inbox.handler._beside._questions._open:
+        while not peer.inbox.handler._questions._open:
             await asyncio.sleep(0.01)
         peer.inbox.moving("a")
         peer.inbox.closed("a")

@@ -18,12 +18,10 @@ from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
-from p2p_diloco.node import beginning, board, ending, ends, participation, records
-from p2p_diloco.node.ending import GoesOn
-from p2p_diloco.node.ends import End
+from p2p_diloco.node import beginning, board, ending, participation, records
+from p2p_diloco.node.ending import End
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.tensors import checkpoint
 from tests.net.clocks import by_hand
 from tests.net.memory import MemoryNetwork, signed
@@ -100,7 +98,7 @@ def founding_in(network: MemoryNetwork) -> Founding:
 def signed_end(
     model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, fragments: int = len(RULES.fragments)
 ) -> End:
-    proof = signed(signer, ends.KIND, ends.statement(founding, model, fragments, 5.0))
+    proof = signed(signer, ending.KIND, ending.statement(founding, model, fragments, 5.0))
     return End(model, 5.0, signer, proof, founding.founder, founding.time, fragments)
 
 
@@ -119,11 +117,9 @@ def replica_at(model: ModelVersion, others: Mapping[str, ModelVersion] | None = 
 
 def ending_of(transport: Any, replica: Any, folder: Path | None = None, group: str = "") -> ending.Ending:
     """The ending of a peer that sees nobody train."""
-
-    async def nobody() -> dict[str, float]:
-        return {}
-
-    return ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), folder, group)
+    local = SimpleNamespace(checkpoint_dir=folder)
+    common: Any = SimpleNamespace(transport=transport, founding=FOUNDING, replica=replica, local=local)
+    return ending.Ending(common, group)
 
 
 # -- what is left behind
@@ -139,13 +135,13 @@ async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
     await to_the_end(memory_peer, quick, tmp_path, network=network)
     founding = founding_in(network)
     onlooker = network.join("onlooker", Inbox())
-    found = await ends.BOARD.read(onlooker, "r", End, lambda end: True)
+    found = await ending.BOARD.read(onlooker, "r", End, lambda end: True)
     assert {end.signer for end in found} == {"a", "b"}
     (model,) = {end.model for end in found}
     assert (model.generation, model.epochs) == (0, STOP)
     rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
     for name in "ab":
-        kept = ends.load(tmp_path / name, onlooker, founding, rules)
+        kept = ending.load(tmp_path / name, onlooker, founding, rules)
         assert kept is not None
         assert (kept.model, kept.signer) == (model, name)
         assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
@@ -164,7 +160,7 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(
     await to_the_end(memory_peer, quick, tmp_path)
     for name in "ab":
         step_back(tmp_path, name)
-    (tmp_path / "a" / ends.FILE).unlink()
+    (tmp_path / "a" / ending.FILE).unlink()
     network = MemoryNetwork()
     a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
     b = memory_peer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=1.0))
@@ -173,7 +169,7 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(
         assert "signed by b), this peer's state is of epoch 2, and no peer handed over the last state" in sentence
         for mend in ("checkpoint_dir has checkpoint-3", "from_checkpoint and new_generation", "stop_after_epochs"):
             assert mend in sentence
-    assert not (tmp_path / "a" / ends.FILE).exists()
+    assert not (tmp_path / "a" / ending.FILE).exists()
 
 
 @awaited
@@ -225,7 +221,7 @@ async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
     network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
-    store, holders_of = ends.store, beginning.holders_of
+    store, holders_of = ending.store, beginning.holders_of
 
     async def store_late(*given: Any) -> bool:
         await asyncio.sleep(2.0)
@@ -237,7 +233,7 @@ async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
         return await holders_of(*given)
 
     if slow == "the end's record":
-        monkeypatch.setattr(ends, "store", store_late)
+        monkeypatch.setattr(ending, "store", store_late)
         monkeypatch.setattr(participation, "LEAVE_S", 10.0)
         looked.set()
     else:
@@ -312,12 +308,12 @@ async def test_who_has_the_last_state_waits_for_those_that_lack_it(
 async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
     """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
     transport = MemoryNetwork().join("x", Inbox())
-    ends.save(tmp_path, signed_end(LAST))
+    ending.save(tmp_path, signed_end(LAST))
     greater = dataclasses.replace(LAST, samples=99)
     await ending_of(transport, replica_at(greater, finished=True), tmp_path).leave(5.0)
-    (found,) = await ends.read(transport, FOUNDING, RULES)
+    (found,) = await ending.read(transport, FOUNDING, RULES)
     assert (found.model, found.signer) == (greater, "x")
-    assert ends.load(tmp_path, transport, FOUNDING, RULES) == found
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) == found
 
 
 # -- where an end means nothing
@@ -334,7 +330,7 @@ async def test_a_record_does_not_end_a_run_that_goes_on(
     await a.enter(theta=1.0)
     stranger, founding = network.join("stranger", Inbox()), founding_in(network)
     false = signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding, fragments=1)
-    await ends.store(stranger, founding, false)
+    await ending.store(stranger, founding, false)
 
     async def train() -> None:
         while True:
@@ -360,7 +356,7 @@ async def test_a_newer_generation_is_bound_by_no_older_end(
     network = MemoryNetwork()
     await to_the_end(memory_peer, quick, tmp_path, network=network)
     stranger, founding = network.join("stranger", Inbox()), founding_in(network)
-    await ends.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
+    await ending.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
     for name in "ab":
         step_back(tmp_path, name)
     a = memory_peer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
@@ -416,16 +412,16 @@ async def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[s
 async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> None:
     """Of the DHT and of the disk alike; beside it the true one is found."""
     transport = MemoryNetwork().join("x", Inbox())
-    await ends.store(transport, FOUNDING, bad)
+    await ending.store(transport, FOUNDING, bad)
     await transport.store("r/end", "0" * 32, board.pack(signed_end(LAST)), 100.0, owned=False)  # not its name
-    assert await ends.read(transport, FOUNDING, RULES) == []
+    assert await ending.read(transport, FOUNDING, RULES) == []
     good = signed_end(LAST, "a")
-    await ends.store(transport, FOUNDING, good)
-    assert await ends.read(transport, FOUNDING, RULES) == [good]
-    ends.save(tmp_path, bad)
-    assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
-    ends.save(tmp_path, good)
-    assert ends.load(tmp_path, transport, FOUNDING, RULES) == good
+    await ending.store(transport, FOUNDING, good)
+    assert await ending.read(transport, FOUNDING, RULES) == [good]
+    ending.save(tmp_path, bad)
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) is None
+    ending.save(tmp_path, good)
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) == good
 
 
 @awaited
@@ -433,8 +429,8 @@ async def test_a_file_that_is_no_record_is_ignored(tmp_path: Path, caplog: pytes
     """Whatever bytes stand in it, nothing is raised."""
     transport = MemoryNetwork().join("x", Inbox())
     for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
-        (tmp_path / ends.FILE).write_bytes(junk)
-        assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
+        (tmp_path / ending.FILE).write_bytes(junk)
+        assert ending.load(tmp_path, transport, FOUNDING, RULES) is None
     assert caplog.text.count("can't be read as the record of a run") == 5
 
 
@@ -444,22 +440,22 @@ async def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: py
     transport, tried = MemoryNetwork().join("x", Inbox()), list[str]()
     for number in range(2 * board.TRIED_MAX):
         early = signed_end(ModelVersion(9, number, 2 * STOP - 1, "d" * 32))
-        await ends.store(transport, FOUNDING, early)
-    await ends.store(transport, FOUNDING, good := signed_end(LAST))
-    assert await ends.read(transport, FOUNDING, RULES) == [good]
+        await ending.store(transport, FOUNDING, early)
+    await ending.store(transport, FOUNDING, good := signed_end(LAST))
+    assert await ending.read(transport, FOUNDING, RULES) == [good]
     for number in range(3 * board.TRIED_MAX):
         forged = dataclasses.replace(signed_end(dataclasses.replace(LAST, samples=100 + number)), proof="forged")
-        await ends.store(transport, FOUNDING, forged)
+        await ending.store(transport, FOUNDING, forged)
     signed_by = transport.signed_by
     monkeypatch.setattr(transport, "signed_by", lambda *a: tried.append(a[0]) or signed_by(*a))
-    assert await ends.read(transport, FOUNDING, RULES) in ([], [good])
+    assert await ending.read(transport, FOUNDING, RULES) in ([], [good])
     assert len(tried) == board.TRIED_MAX
 
 
 def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk, or a file where the folder should be, ends nothing."""
     (tmp_path / "file").touch()
-    ends.save(tmp_path / "file", signed_end(LAST))
+    ending.save(tmp_path / "file", signed_end(LAST))
     assert "can't be written" in caplog.text
 
 
@@ -482,7 +478,7 @@ async def test_an_end_binds_a_peer_with_a_lesser_state(
 ) -> None:
     """And nobody that holds as much, or has a peer beside it that holds more and has not ended."""
     transport = MemoryNetwork().join("x", Inbox())
-    await ends.store(transport, FOUNDING, signed_end(LAST))
+    await ending.store(transport, FOUNDING, signed_end(LAST))
     replica = replica_at(mine, {} if theirs is None else {"y": theirs}, finished=mine.epochs == 2 * STOP)
     assert await ending_of(transport, replica).look() == binds
 
@@ -509,7 +505,7 @@ async def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
     round, or the founder, do."""
     transport = MemoryNetwork().join("x", Inbox())
     for signer in signers:
-        await ends.store(transport, FOUNDING, signed_end(LAST, signer))
+        await ending.store(transport, FOUNDING, signed_end(LAST, signer))
     made = ending_of(transport, replica_at(STOPPED), group=group)
     assert [await made.look() for _ in range(3)] == [binds] * 3
     assert caplog.text.count("a rumour says that the run has ended at epoch 3") == (not binds)
@@ -521,8 +517,8 @@ async def test_a_rumour_hides_no_confirmed_end() -> None:
     transport = MemoryNetwork().join("x", Inbox())
     for number in range(2 * board.TRIED_MAX):
         higher = dataclasses.replace(LAST, samples=100 + number)
-        await ends.store(transport, FOUNDING, signed_end(higher, "mallory"))
-    await ends.store(transport, FOUNDING, true := signed_end(LAST, "a"))
+        await ending.store(transport, FOUNDING, signed_end(higher, "mallory"))
+    await ending.store(transport, FOUNDING, true := signed_end(LAST, "a"))
     made = ending_of(transport, replica_at(STOPPED), group="xab")
     assert await made.look()
     assert made.known == true
@@ -538,7 +534,7 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
     newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0)
     waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
     await asyncio.sleep(0.05)
-    await ends.store(transport, FOUNDING, signed_end(LAST))
+    await ending.store(transport, FOUNDING, signed_end(LAST))
     replica.has_state = True
     with pytest.raises(GaveUpWaiting):
         await waiting
@@ -591,7 +587,7 @@ async def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> 
         def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
             return proof == signed(peer, kind, statement)
 
-    ends.save(tmp_path, signed_end(LAST))
+    ending.save(tmp_path, signed_end(LAST))
     broken, replica = Broken(), replica_at(STOPPED)
     made = ending_of(broken, replica, tmp_path)
     await made.begin(1.0)

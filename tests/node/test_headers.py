@@ -15,9 +15,9 @@ from p2p_diloco.core.state import append, is_sound, key_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.fields import check_place
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import KEPT, OF_KIND, PROTOCOL, Folded, Rolls, opened, pack, unpack
-from p2p_diloco.node.run_inbox import check_place
 from tests.node.headers_world import OF_LIFE, RULES, SEAL, SLICES, TOKEN, Run, hashed, names, ready
 
 

@@ -23,6 +23,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.patience import plays
+from tests.node.round_peers import common_of
 
 BASE = Version(0, 0, 0, "0" * 32)
 
@@ -96,8 +97,9 @@ class Table:
         work = SliceWork(run, torch.zeros(2), lambda *of: b"")
         outbox = Outbox(self.wires)  # type: ignore[arg-type]
         unsigned: Any = SimpleNamespace(signed=lambda message: message)
-        parts: Any = run, self.replica, work, outbox, self.trainer, unsigned
-        self.node = Node(*parts, lambda told: None)
+        common: Any = common_of(run, self.replica, work, outbox, unsigned)
+        audits: Any = SimpleNamespace(made=lambda *_: None, applied=lambda effect: None)
+        self.node = Node(common, self.trainer, audits, lambda: None)  # type: ignore[arg-type]
         self.events = self.node.events
         self.loop = asyncio.create_task(self.node.consume())
 

@@ -128,7 +128,7 @@ def test_a_collector_that_does_not_answer_delays_nobody(
 
 def test_without_the_extra_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "p2p_diloco.node.otlp")
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics.export", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     wanted = pytest.raises(ConfigError, match=r"otlp_endpoint.*pip install 'p2p-diloco\[otlp\]'")
     with wanted, told(None, "http://127.0.0.1:1"):
         pass

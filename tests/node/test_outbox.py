@@ -240,26 +240,11 @@ async def test_what_is_withdrawn_is_on_its_way_no_more(box: Outbox, wires: Slow,
 
 
 @plays(played, 3)
-async def test_what_makes_one_answer_stays_in_order(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-    """Payloads of one line to a peer go one at a time, each after the answer to the one before; those of other lines
-    don't wait for them."""
-    for header in (b"1", b"2", b"3"):
-        box.put("b", header, PAYLOAD, answers.append, line=0)
-    box.put("b", b"other slice", PAYLOAD, answers.append, line=1)
-    box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
-    await wires.clock.passes(0.05)
-    assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other slice"), ("c", b"other peer")]
-    wires.let_go.set()
-    await box.emptied(1.0)
-    assert answers == [None] * 5
-
-
-@plays(played, 3)
 async def test_what_has_to_be_held_waits_for_no_other_payload(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """However many payloads wait for their turn."""
     for number in range(BULK_AT_ONCE + 3):
         box.put("b", str(number).encode(), PAYLOAD, answers.append)
-    box.put("b", b"urgent", PAYLOAD, answers.append, line=0, urgent=True)
+    box.put("b", b"urgent", PAYLOAD, answers.append, urgent=True)
     await wires.clock.passes(0.05)
     assert ("b", b"urgent") in wires.under_way
     assert len(wires.under_way) == BULK_AT_ONCE + 1

@@ -15,7 +15,7 @@ from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node import board, privacy, run_record
-from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import Setup
 from tests.net.members import id_of
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited

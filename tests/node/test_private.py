@@ -156,11 +156,11 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
     reader = PrivatePeer(network, "reader")
     access = reader.access
     assert access is not None
-    await observing._refuse_if_out(reader.transport, "r", access)
+    await privacy.refuse_if_out(reader.transport, "r", access.member)
     revoked = KEY.sign_revocations(1, [access.member.own.id])
     assert await privacy.REVOCATIONS.store(a.transport, "r", revoked)
     with pytest.raises(Refused, match="invite=reader was revoked"):
-        await observing._refuse_if_out(reader.transport, "r", access)
+        await privacy.refuse_if_out(reader.transport, "r", access.member)
     for peer in (a, reader):
         await peer.transport.close()
 

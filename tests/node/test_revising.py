@@ -15,10 +15,9 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.signing import as_text
-from p2p_diloco.node import board, ends, revising
+from p2p_diloco.node import board, ending, run_record
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -41,9 +40,9 @@ async def ask(network: MemoryNetwork, number: int, *rates: float, who: str | Non
     """Leave a revision in the DHT, signed by the founder or by somebody else, from a process that ends at once."""
     founding = founding_in(network)
     bare = Revision(number, *rates, **changes)
-    proof = signed(founding.founder if who is None else who, revising.KIND, founding.statement(bare))
+    proof = signed(founding.founder if who is None else who, REVISION, founding.statement(bare))
     asker = network.join(f"asker{number}{who}", Inbox())
-    assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
+    assert await store_revision(asker, founding, dataclasses.replace(bare, proof=proof))
     await asker.close()
     return bare
 
@@ -102,8 +101,8 @@ async def test_only_the_founders_signature_counts(
     founding = founding_in(network)
     earlier = dataclasses.replace(founding, time=founding.time - 60)
     stale = Revision(6, 0.25, 0.75)
-    stale = dataclasses.replace(stale, proof=signed("a", revising.KIND, earlier.statement(stale)))
-    assert await revising.store(a.transport, founding, stale)
+    stale = dataclasses.replace(stale, proof=signed("a", REVISION, earlier.statement(stale)))
+    assert await store_revision(a.transport, founding, stale)
     while caplog.text.count("the founder has not signed it") < 2:
         await asyncio.sleep(0.01)
     for _ in range(3):
@@ -123,19 +122,19 @@ async def test_one_peer_that_knows_is_enough(
     config = {**quick, "start_peers": 2, "min_peers": 2}
     a = memory_peer(network, "a", config)
     b = memory_peer(network, "b", {})
-    highest = revising._highest
+    highest = run_record._highest
 
     def only_a(transport: Any, *of: Any) -> Revision:
         return FOUNDED if transport is b.transport else highest(transport, *of)
 
-    monkeypatch.setattr(revising, "_highest", only_a)
+    monkeypatch.setattr(run_record, "_highest", only_a)
     await a.enter()  # or both might found the run
     await b.enter()
     asked = await ask(network, 1, 0.5, 0.0)
     while b.memory.revision == 0:
         await both([a, b])
     network.records["r/revisions"].clear()
-    while (await revising.read(a.transport, founding_in(network))) != asked:
+    while (await read_revision(a.transport, founding_in(network))) != asked:
         await asyncio.sleep(0.01)
 
 
@@ -147,13 +146,13 @@ async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick:
     await a.enter()
     await a.stop()
     watcher, founding = network.join("w", Inbox()), founding_in(network)
-    assert await revising.read(watcher, founding) == FOUNDED
+    assert await read_revision(watcher, founding) == FOUNDED
     await ask(network, 2, 0.5, 0.0)
     await ask(network, 1, 0.9, 0.0)
     await ask(network, 9, 0.1, 0.0, who="w")
     for number, junk in enumerate((b"\xc1", b"\x90", b"\x95\x02\x01\x02\x03\x04", b"x" * 1000)):
         await watcher.store("r/revisions", f"junk{number}", junk, 600.0, owned=False)
-    assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
+    assert await read_revision(watcher, founding) == Revision(2, 0.5, 0.0)
 
 
 @awaited
@@ -238,7 +237,7 @@ async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
         await a.exchange(1.0)
     await a.stop()
     onlooker, rules = network.join("onlooker", Inbox()), Rules(run="r", fragments=((0,),))
-    end = (await ends.read(onlooker, founding_in(network), rules))[0]
+    end = (await ending.read(onlooker, founding_in(network), rules))[0]
     assert (end.epoch, end.revision) == (a.memory.epoch, stop)
     (last,) = checkpoint.whole(tmp_path)
     assert checkpoint.epoch_of(last) >= 4
@@ -259,10 +258,10 @@ def test_an_end_counts_only_with_the_founders_signature_on_its_stop() -> None:
     founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0,), (1,)))
     model, stop = ModelVersion(0, 12, 6, "d" * 32), Revision(1, stop_after_epochs=3)
     for signer, counts in (("founder", True), ("x", False)):
-        proof = signed(signer, revising.KIND, founding.statement(stop))
-        end = ends.signed(transport, founding, model, 2, 5.0, dataclasses.replace(stop, proof=proof))
-        assert ends.holds(end, transport, founding, rules) is counts
-    assert not ends.holds(ends.signed(transport, founding, model, 2, 5.0), transport, founding, rules)
+        proof = signed(signer, REVISION, founding.statement(stop))
+        end = ending.signed(transport, founding, model, 2, 5.0, dataclasses.replace(stop, proof=proof))
+        assert ending.holds(end, transport, founding, rules) is counts
+    assert not ending.holds(ending.signed(transport, founding, model, 2, 5.0), transport, founding, rules)
 
 
 def test_the_run_key_of_a_private_run_signs_revisions() -> None:
@@ -271,6 +270,6 @@ def test_the_run_key_of_a_private_run_signs_revisions() -> None:
     transport = MemoryNetwork().join("x", Inbox())
     for signer, public, counts in ((key, key.public, True), (RunKey(b"o" * 32), key.public, False), (key, b"", False)):
         founding = Founding("r", "founder", 1.0, public)
-        proof = as_text(signer.sign(revising.KIND, founding.statement(stop)))
+        proof = as_text(signer.sign(REVISION, founding.statement(stop)))
         assert founding.proven(transport, dataclasses.replace(stop, proof=proof)) is counts
     assert not Founding("r", "founder", 1.0, key.public).proven(transport, dataclasses.replace(stop, proof="no base64"))

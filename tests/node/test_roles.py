@@ -13,7 +13,9 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import headers
-from p2p_diloco.node.allowance import (
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import pack
+from p2p_diloco.node.inbox import (
     FETCH_COST_MIN,
     FETCH_EVERY_S,
     FETCHES_AT_ONCE,
@@ -21,10 +23,9 @@ from p2p_diloco.node.allowance import (
     MESSAGES_AT_ONCE,
     MESSAGES_PER_S,
     Allowances,
+    Inbox,
+    check_role,
 )
-from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import pack
-from p2p_diloco.node.inbox import Inbox, check_role
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited

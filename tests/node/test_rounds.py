@@ -15,9 +15,9 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node.allowance import FETCHES_AT_ONCE
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
+from p2p_diloco.node.inbox import FETCHES_AT_ONCE
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from tests.net.memory import MemoryNetwork
@@ -142,7 +142,8 @@ async def test_a_message_that_names_peers_by_places_waits_for_its_roll() -> None
             await late.transport._inbox.deliver("a", first.node._packed(message)[0], None)
         assert late.replica.logs[0].early == {}
         late.node.rolls.know(state)
-        late.node.settled()
+        for settled in late.node.settled:
+            settled()
         await until(lambda: late.replica.logs[0].early)
         assert list(late.replica.logs[0].early.values()) == [vote]
         assert "has not signed its commit" in late.refusals.newest(1)[0][1].why
@@ -160,7 +161,7 @@ async def test_damaged_memory_is_fetched_again() -> None:
         await reach(peers, 4)
         await until(lambda: torch.equal(peers[1].theta, peers[0].theta))
         agree(peers)
-        notes = [told.text for told in peers[1].told if getattr(told, "kind", "") == "repair"]
+        notes = [text for kind, text in peers[1].notes if kind == "repair"]
         assert notes == ["1 slices of fragment 0 are fetched again"]
         await reach(peers, 5)
         agree(peers)
@@ -200,7 +201,7 @@ async def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(caplog:
             with pytest.raises(Refusal, match=why):
                 await inbox.deliver("a", node._packed(message)[0], payload)
         assert "no slice 6" in other.refusals.newest(1)[0][1].why
-        inbox.handler._proven = lambda revision: not revision.number
+        inbox.handler._common.founding.proven = lambda dht, revision: not revision.number
         revised = m.Probe(replace(first.replica.roster.mine, revision=Revision(1, 0.5), bandwidth=7.0))
         await inbox.deliver("a", node._packed(revised)[0], None)
         known = other.replica.roster.summary("a")
@@ -212,7 +213,7 @@ async def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(caplog:
             (True, Revision(1, -0.1)),
             (True, Revision(1, 0.5, 1.0)),
         ):
-            inbox.handler._proven = lambda revision, proven=proven: proven
+            inbox.handler._common.founding.proven = lambda dht, revision, proven=proven: proven
             head = m.Head(0, replace(first.replica.logs[0].held, revision=revision))
             with pytest.raises(Refusal, match=r"founder has not signed its revision|can't be read"):
                 await inbox.deliver("a", node._packed(head)[0], None)

@@ -20,8 +20,8 @@ from p2p_diloco.core.state import founding, is_sound
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.node import saving
-from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_record import Founding
 from p2p_diloco.node.saving import Saving
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import checkpoint
@@ -66,7 +66,7 @@ class Moving:
             work=self.work,
             founding=Founding("r", "a", 1.0),
             events=SimpleNamespace(post=self.told.append),
-            describing=SimpleNamespace(card=b""),
+            described=SimpleNamespace(card=b""),
         )
         self.saving = Saving(common)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2p_diloco.core.messages import Choice
 from p2p_diloco.core.version import Version
-from p2p_diloco.node.cases import Case
+from p2p_diloco.node.examining import Case
 from p2p_diloco.node.verdicts import CLAIMED_MAX, PROOFS_BYTES, PROOFS_MAX, Verdicts
 from p2p_diloco.node.wire import OfMean
 

@@ -14,11 +14,9 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.signing import from_text
-from p2p_diloco.node import revising
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.records import BOARD
-from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.revise import Asker, Outcome, revise
@@ -74,7 +72,7 @@ class Swarm:
         return await revise(self.eyes, "main", Asker(Identity(who)), rates, within_s)
 
     async def there(self) -> Revision:
-        return await revising.read(self.eyes, self.founding)
+        return await read_revision(self.eyes, self.founding)
 
 
 @awaited
@@ -124,8 +122,8 @@ def test_a_revision_that_the_dht_has_lost_is_waited_for() -> None:
         await swarm.begin([3, 0.4, 0.5, 3])
         if again:
             lost = Revision(3, 0.4, 0.5, stop_after_epochs=9)
-            proof = signed("alice-id", revising.KIND, swarm.founding.statement(lost))
-            assert await revising.store(swarm.alice, swarm.founding, replace(lost, proof=proof))
+            proof = signed("alice-id", REVISION, swarm.founding.statement(lost))
+            assert await store_revision(swarm.alice, swarm.founding, replace(lost, proof=proof))
         with pytest.raises(GaveUpWaiting):
             await swarm.ask({"outer_momentum": 0.0}, within_s=0.0)
         return await swarm.there()
@@ -192,8 +190,8 @@ async def test_of_two_at_once_one_is_told_that_the_other_won() -> None:
     while await swarm.there() == FOUNDED:
         await asyncio.sleep(0.01)
     other = Revision(1, 0.6, 0.9)
-    proof = signed("alice-id", revising.KIND, swarm.founding.statement(other))
-    assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
+    proof = signed("alice-id", REVISION, swarm.founding.statement(other))
+    assert await store_revision(swarm.alice, swarm.founding, replace(other, proof=proof))
     with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*adopts revision 1 \(outer_lr=0.6"):
         await asking
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from p2p_diloco.data.files import Piece, cut_files
 from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import GaveUpWaiting, NodeDied, Refused, UsageError
-from p2p_diloco.node.fetching import Door
+from p2p_diloco.node.channel import Door
 from p2p_diloco.peer import absent
 from p2p_diloco.peer.peer import Peer
 from p2p_diloco.peer.slices import Slices, open_slices

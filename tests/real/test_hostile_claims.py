@@ -15,11 +15,10 @@ from nodes import RUN_ID, Field, RealNode
 from p2p_diloco.core.credit import SAMPLES_TIMES
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.node import ends
+from p2p_diloco.node import ending
 from p2p_diloco.node.records import BOARD
-from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import BOARD as RUN_BOARD
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
 from p2p_diloco.observe.look import look
@@ -162,7 +161,9 @@ def test_a_false_record_of_the_end_keeps_no_killed_run_from_starting_again(own_f
         async with liar(field, "herald") as member:
             (value,) = (await RUN_BOARD.fetch(member.transport, RUN_ID)).values()
             founding, model = Founding.of(RUN_ID, RunRecord.unpack(value)), ModelVersion(0, HUGE, HUGE, "d" * 32)
-            assert await ends.store(member.transport, founding, ends.signed(member.transport, founding, model, 1, 5.0))
+            assert await ending.store(
+                member.transport, founding, ending.signed(member.transport, founding, model, 1, 5.0)
+            )
             again = [node(name, one, name == "a") for name, one in invited.items()]
             await asyncio.gather(*(one.begin(boot.addresses()) for one in again))
             goal = max(one.epoch for one in again) + 3

@@ -21,10 +21,10 @@ from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.framing import Bulk, FrameStream, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
-from p2p_diloco.node.allowance import FETCH_EVERY_S, FETCHES_AT_ONCE
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
+from p2p_diloco.node.inbox import FETCH_EVERY_S, FETCHES_AT_ONCE
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.node.wire import Audit, Copy, OfMean

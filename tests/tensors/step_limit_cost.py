@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.node.encoding import check_values
+from p2p_diloco.node.slice_work import check_values
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer

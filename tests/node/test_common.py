@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.node.events import EventLog
+from p2p_diloco.node.common import EventLog
 
 
 def test_peers_of_one_name_are_told_apart() -> None:
