@@ -121,8 +121,8 @@ class ConfigMismatch(Refused):
         )
 
     def _wrong_as(self, spell: Callable[[str], str]) -> str:
-        listed = [f"{spell(key)} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
-        return _one_line(f"differs from this peer's settings in {few(listed, MAX_SHOWN)}")
+        differing = [f"{spell(key)} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
+        return _one_line(f"differs from this peer's settings in {listed(differing)}")
 
 
 class ModelMismatch(P2PDilocoError):
@@ -138,7 +138,7 @@ class ModelMismatch(P2PDilocoError):
         self.differences = tuple(_one_line(line) for line in differences)
         self.run_id = run_id
         super().__init__(
-            f"trains another model: {few(self.differences, MAX_SHOWN)}",
+            f"trains another model: {listed(self.differences)}",
             key="run_id",
             value=run_id,
             mend="build the run's model, or choose another run id",
@@ -211,9 +211,9 @@ def shown(value: object, deep: int = 9) -> str:
             return str(value)
 
 
-def few(names: Sequence[str], most: int = 3) -> str:
-    """A list of names for a sentence, the first `most` of them."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(items: Sequence[str], most: int = MAX_SHOWN) -> str:
+    """The first `most` items, and how many more there are."""
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 def _one_line(text: str) -> str:

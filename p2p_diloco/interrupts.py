@@ -1,4 +1,5 @@
-"""Turns signals that end a program into `KeyboardInterrupt`, without losing any of them.
+"""Turns signals that end a program into `KeyboardInterrupt`, without losing any of them; and runs coroutines that can
+close their resources before a signal ends the process.
 
 Law: handles only signals and processes. A signal handler may raise anywhere, but in three places its exception would be
 lost or do harm. During an import, the module's code may treat the exception as a failed import, so the signal is sent
@@ -9,16 +10,18 @@ exception, so the signal is sent again.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals of ^C, of `kill` and of a closed terminal."""
@@ -31,6 +34,9 @@ EXECUTED = "<string>", "<module>"
 """File name and function name of a frame of code that `exec` runs."""
 AGAIN_S = 0.05
 """Seconds after which a signal that had to wait is sent again."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
@@ -145,3 +151,43 @@ class Interrupts:
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, number)  # interrupts a blocking call of the main thread
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in a loop of its own and return its result. A signal cancels `work`. Once the loop has ended, the
+    signal is raised again, for the handler that was set before. (A handler that raises would interrupt the callback
+    that runs at that moment, even a library's.)
+
+    Call it only in the main thread, where signals arrive.
+    """
+    before = {number: signal.getsignal(number) for number in ENDING}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    came: list[int] = []
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        loop = asyncio.get_running_loop()
+
+        def end(number: int) -> None:
+            came.append(number)
+            loop.set_exception_handler(_tell_quietly)
+            task.cancel()
+
+        for number in handled:
+            loop.add_signal_handler(number, end, number)
+        return await work
+
+    try:
+        return asyncio.run(guarded())
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _tell_quietly(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """^C in a terminal also ends libp2p's daemon, so the library's tasks that read from it fail while all ends."""
+    log.debug("%s", context["message"], exc_info=context.get("exception"))

@@ -22,7 +22,7 @@ else:
 
 from p2p_diloco.config import PeerConfig, RunConfig, unknown_setting
 from p2p_diloco.errors import ConfigError, UsageError, reason
-from p2p_diloco.wrapped import JOINED_FILE
+from p2p_diloco.standard_streams import JOINED_FILE
 
 PREFIX = "P2P_DILOCO_"
 """The prefix of this package's environment variables."""

@@ -23,9 +23,8 @@ import typer
 from pydantic import BaseModel
 
 import p2p_diloco
-from p2p_diloco.cli import MOVED
 from p2p_diloco.cli.app import app
-from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional, meanings
 from p2p_diloco.errors import shown
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +67,7 @@ def _meaning(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
     choices = _choices(field.annotation)
     allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if len(choices) > 1 else ""
-    return f"{field.description}{allowed}".replace("|", "\\|")
+    return f"{meanings(model)[key]}{allowed}".replace("|", "\\|")
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -191,7 +190,7 @@ def parse(name: str, arguments: list[str], shown_in: Path) -> None:
 def test_every_command_shown_can_be_parsed(page: Path) -> None:
     """The command exists and accepts each of its flags. The changelog also names commands that have moved."""
     for name, *arguments in commands(page):
-        if not name.startswith("-") and not (page.name == "CHANGELOG.md" and name in MOVED):
+        if not name.startswith("-") and not (page.name == "CHANGELOG.md" and name in ("bench", "simulate")):
             parse(name, arguments, page)
 
 

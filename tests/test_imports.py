@@ -49,7 +49,7 @@ def loaded_and_told(code: str, *more: str) -> tuple[set[str], str]:
         "from p2p_diloco.cli import main; main(['--help'])",
         "from p2p_diloco.cli import main; main(['join', '--help'])",
         "from p2p_diloco.cli import main; main(['status', '--help'])",
-        "import p2p_diloco.cli.dashboard, p2p_diloco.observe.look, p2p_diloco.observe.revise, p2p_diloco.node.privacy",
+        "import p2p_diloco.cli.dashboard, p2p_diloco.observe.revise, p2p_diloco.node.privacy",
         "import p2p_diloco.cli.replay",
         "from p2p_diloco.cli import main; main(['bootstrap', '--port', '99999'])",
         "from p2p_diloco.cli import main; main(['join', '--initial-peers', 'x'])",

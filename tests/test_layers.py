@@ -14,9 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
 """Which of our layers each layer may import, itself included."""
-_base = frozenset(
-    {"errors", "addresses", "config", "settings", "remembered", "interrupts", "wrapped", "standard_streams"}
-)
+_base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts", "standard_streams"})
 for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})
@@ -177,3 +175,30 @@ def test_every_buffer_names_its_device(path: Path) -> None:
 def test_every_buffer_beside_a_script_names_its_dtype(path: Path) -> None:
     """A script may choose another default dtype (`torch.set_default_dtype(torch.bfloat16)`)."""
     assert [call for call, named in _made_by_torch(path) if not named & {"dtype", "out"}] == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_is_imported_for_types_alone_is_no_value(path: Path) -> None:
+    """Such a name stands in annotations only: at run time there is nothing behind it."""
+    tree = ast.parse(path.read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    names = {one.asname or one.name for block in blocks for one in _imported(block)}
+    parts = [getattr(node, kind, None) for node in ast.walk(tree) for kind in ("annotation", "returns")]
+    annotations = {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
+    used = list[str]()
+
+    def visit(node: ast.AST, known: frozenset[str]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known |= {one.asname or one.name for one in _imported(node)}
+        if isinstance(node, ast.Name) and node.id in names - known and id(node) not in annotations:
+            used.append(f"{node.id} in line {node.lineno}")
+        for child in ast.iter_child_nodes(node):
+            visit(child, known)
+
+    visit(tree, frozenset())
+    assert used == []
+
+
+def _imported(node: ast.AST) -> Iterator[ast.alias]:
+    """What is imported anywhere in a part of a module."""
+    yield from (one for inner in ast.walk(node) if isinstance(inner, ast.ImportFrom) for one in inner.names)

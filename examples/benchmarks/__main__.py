@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from examples.benchmarks.command import bench
 from examples.benchmarks.plan import CPU, Plan, links_of, names_of
 from p2p_diloco.cli.flags import as_flag
-from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.observe.figures import count_of
 
 FLAGS = {
     "peers": (int, 2, "peers of the run"),

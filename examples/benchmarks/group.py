@@ -6,7 +6,9 @@ Figures are computed in `measure`.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +35,30 @@ class Failed(Exception):
     reason."""
 
 
+class Member(Child):
+    """A process that reads lines from its stdin, and ends when its stdin is closed."""
+
+    @classmethod
+    def start(cls, children: Children, name: str, command: Sequence[str]) -> Member:
+        """Start such a process as one of these children."""
+        made = cls(name, command, children.folder, subprocess.PIPE)
+        children.all.append(made)
+        return made
+
+    def tell(self, line: str) -> None:
+        """Write a line to the process's stdin. If the process has ended, the line is lost."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """Close the process's stdin."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
 @dataclass(frozen=True)
 class Bench:
     """The plan, the processes and the network that all groups share. `network`: None if the processes use loopback."""
@@ -41,7 +67,7 @@ class Bench:
     children: Children
     network: Network | None = None
 
-    def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
+    def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Member:
         """Start a measured process of this rank or, if `rank` is None, the seed, where the others find each other. In a
         simulated network the process runs on the simulated machine of its rank; the seed's link is not throttled."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
@@ -53,14 +79,14 @@ class Bench:
                 self.network.throttle(machine, self.plan.links_mbit[rank])
         asked = {"name": name, "rank": rank, "host_maddrs": [f"/ip4/{host}/tcp/0"], **options}
         serve = module("examples.benchmarks.serve", kind, json.dumps(asdict(self.plan)), json.dumps(asked))
-        environment = {"GLOO_SOCKET_IFNAME": device}  # and torch's own number of threads, as in a user's script
-        return self.children.start(name, [*on, *serve], listens=True, environment=environment)
+        # torch has its own number of threads, as in a user's script
+        return Member.start(self.children, name, [*on, "env", f"GLOO_SOCKET_IFNAME={device}", *serve])
 
-    def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
+    def start_group(self, name: str, kind: str, **options: Any) -> list[Member]:
         return [self.start(f"{name}-{rank}", kind, rank, **options) for rank in range(self.plan.peers)]
 
 
-def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
+def ask(members: Sequence[Member], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
     """Send the command `do` with its `values` to all members, and return their answers, in the members' order.
 
     Raises:
@@ -90,7 +116,7 @@ class Group:
 
     plan: Plan
     name: str
-    members: Sequence[Child]
+    members: Sequence[Member]
     sent_bytes: int
     idle: Memory
     rounds: list[Round] = field(default_factory=list)

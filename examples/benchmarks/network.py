@@ -14,7 +14,7 @@ import select
 import subprocess
 
 from p2p_diloco.cli.processes import module
-from p2p_diloco.cli.tied import tied
+from p2p_diloco.cli.wrap import tied
 
 BRIDGE = "br0"
 """The bridge to which all machines are connected."""

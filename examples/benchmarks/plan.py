@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2p_diloco.cli.quantities import RATES, TIMES, number
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.observe.figures import RATES, TIMES, number
 
 WARM_UP = 2
 """Rounds before those that are measured. In them connections are made, and memory is used for the first time."""

@@ -20,12 +20,6 @@ from p2p_diloco.interrupts import ENDING, Interrupts
 from p2p_diloco.standard_streams import make_usable
 
 INTERRUPTED = 128 + signal.SIGINT
-MOVED = {
-    "bench": "rounds are measured by `make bench` in a checkout (docs/performance.md), "
-    "the rate to each peer of a run by `p2p-diloco doctor`",
-    "simulate": "simulated worlds are played by `make worlds` in a checkout (docs/testing.md)",
-}
-"""Commands of earlier versions, and where to find now what each did."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -46,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def carry_out(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code. An error is written to stderr as one sentence."""
-    if arguments and (moved := MOVED.get(arguments[0])):
-        return _told(f"{arguments[0]} is no command any more: {moved}", 2, False)
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         return _called(arguments, "--debug" in ours)

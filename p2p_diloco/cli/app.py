@@ -1,7 +1,8 @@
-"""Declares the commands and their flags.
+"""Puts the commands together, in the order in which the help lists them.
 
-Law: each command declares its flags and calls the module that does the work, which it imports only then. Errors are
-raised; `p2p_diloco.cli` prints them.
+Law: a command declares its flags and returns its exit code. One whose module loads much is declared here, and imports
+that module only when it runs; any other is declared where it is carried out. Errors are raised; `p2p_diloco.cli` prints
+them.
 """
 
 from __future__ import annotations
@@ -13,22 +14,17 @@ import typer
 from typer import Option
 
 from p2p_diloco import __version__
-from p2p_diloco.cli import control
+from p2p_diloco.cli.bootstrap import bootstrap
+from p2p_diloco.cli.dashboard import dashboard
 from p2p_diloco.cli.data import data
-from p2p_diloco.cli.flags import BriefHelp, ListsAndCommand, given, show_all, with_dashes, with_settings
-from p2p_diloco.cli.options import (
-    A_RUN,
-    BASELINE,
-    BASELINE_BOUND,
-    JOIN,
-    METRICS_HOST,
-    METRICS_PORT,
-    TOKENS_PER_SAMPLE,
-    TOLD,
-)
-from p2p_diloco.cli.plan.flags import plan
-from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.trainer.config import TrainerConfig
+from p2p_diloco.cli.export import export
+from p2p_diloco.cli.flags import A_RUN, TOLD, BriefHelp, ListsAndCommand, with_dashes, with_settings
+from p2p_diloco.cli.invite import invite, kick, revoke
+from p2p_diloco.cli.join import join
+from p2p_diloco.cli.plan import plan
+from p2p_diloco.cli.replay import replay
+from p2p_diloco.cli.revise import save, set_values, stop
+from p2p_diloco.cli.status import status
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -49,151 +45,17 @@ def start(ctx: typer.Context, version: bool = Option(False, "--version", help="P
         raise typer.Exit
 
 
-@app.command(cls=ListsAndCommand)
-@with_settings(
-    ("host_maddrs", "announce_maddrs", "initial_peers", "identity_path", "relay_mbit"),
-    {
-        "host_maddrs": "Addresses to listen on, instead of --host and --port.",
-        "initial_peers": "Other bootstraps of the same swarm.",
-        "identity_path": "File that keeps the identity, and so the address, across restarts; unset: a new one.",
-        "relay_mbit": "Mbit/s to relay between peers that can't reach each other; 0: none. [dim](default 50)[/dim]",
-    },
-    config=False,
-)
-def bootstrap(
-    flags: dict[str, Any],
-    host: str = Option("127.0.0.1", help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP"),
-    port: int = Option(0, min=0, max=65535, help="TCP port to listen on; 0 lets the system choose.", metavar="N"),
-    run_key: list[str] | None = Option(
-        None,
-        help="Relay for the private runs with these public keys only; unset: for every run.",
-        metavar="HEX...",
-    ),
-    as_json: bool = Option(False, "--json", help="Print the addresses as one JSON object."),
-) -> None:
-    """Start a bootstrap (a peer of the DHT, and a relay), and print the command line with which peers join."""
-    from p2p_diloco.cli.bootstrap import serve
-
-    serve(host, port, flags, run_keys=run_key or (), as_json=as_json)
-
-
-@app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]")
-@with_settings(JOIN)
-def join(
-    ctx: typer.Context,
-    flags: dict[str, Any],
-    config: Path | None,
-    _help_all: bool = Option(
-        False, "--help-all", help="Show all options.", is_eager=True, callback=show_all, expose_value=False
-    ),
-) -> None:
-    """Join a run, or found it. Train with the built-in trainer, or run the command after [bold]--[/bold].
-
-    The options below are those that most people set; [bold]--help-all[/bold] shows all of them.
-    What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
-    """
-    from p2p_diloco.cli.join import join_run
-
-    settings = {**given(RunConfig, flags), **given(PeerConfig, flags)}
-    raise typer.Exit(join_run(settings, given(TrainerConfig, flags), config, ctx.obj))
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings((*A_RUN, "otlp_endpoint"), TOLD)
-def status(
-    flags: dict[str, Any],
-    config: Path | None,
-    as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
-    once: bool = Option(False, "--once", help="Look once and leave."),
-    check: bool = Option(
-        False, "--check", help="Look once, and print what is wrong; the exit code is 1 if anything is."
-    ),
-    stall_rounds: float = Option(
-        5.0,
-        min=0.01,
-        help="For --check: a run without a commit for X times a round's usual length is stalled.",
-        metavar="X",
-    ),
-    interval: float = Option(2.0, min=0.01, help="Seconds between two looks.", metavar="X"),
-    baseline: Path | None = BASELINE,
-    baseline_bound: float = BASELINE_BOUND,
-    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
-    metrics_port: int | None = METRICS_PORT,
-    metrics_host: str = METRICS_HOST,
-) -> None:
-    """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
-    from p2p_diloco.cli.status import beside, check_once, show
-
-    compare = beside(baseline, baseline_bound, tokens_per_sample)
-    if check:
-        raise typer.Exit(check_once(flags, config, compare, stall_rounds, as_json=as_json))
-    metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(flags, config, as_json=as_json, once=once, interval_s=interval, compare=compare, metrics=metrics)
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings(
-    (*A_RUN, "identity_path", "otlp_endpoint"),
-    {**TOLD, "identity_path": "Identity file of the run's founder; with it the page can set, save and stop."},
-)
-def dashboard(
-    flags: dict[str, Any],
-    config: Path | None,
-    host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
-    port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
-    interval: float = Option(1.0, min=0.01, help="Seconds between two looks.", metavar="X"),
-    baseline: Path | None = BASELINE,
-    baseline_bound: float = BASELINE_BOUND,
-    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
-    key: Path | None = Option(
-        None, help="File of the run's key; with it the page can set, save, stop and put peers out.", metavar="PATH"
-    ),
-    metrics_port: int | None = METRICS_PORT,
-    metrics_host: str = METRICS_HOST,
-) -> None:
-    """Show a run in the browser: prints a link. Takes no part in the run, and needs no internet.
-
-    It only shows the run unless the founder's identity file or the run's key is given.
-    """
-    from p2p_diloco.cli.dashboard import show
-    from p2p_diloco.cli.status import beside
-
-    compare = beside(baseline, baseline_bound, tokens_per_sample)
-    metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(flags, config, host=host, port=port, interval_s=interval, compare=compare, key=key, metrics=metrics)
-
-
-@app.command(cls=ListsAndCommand)
-@with_settings(
-    (*A_RUN, "wait_timeout"), TOLD | {"wait_timeout": "Seconds to wait for the run and for its state; unset: 300."}
-)
-def export(
-    flags: dict[str, Any],
-    config: Path | None,
-    out: Path = Option(..., help="Folder to write to.", metavar="DIR"),
-    checkpoint: Path | None = Option(
-        None, help="Read this checkpoint, or the newest in this folder, instead of a run.", metavar="PATH"
-    ),
-    form: str = Option(
-        "safetensors",
-        "--format",
-        help="hf: for from_pretrained of Transformers; torch: a state_dict.",
-        metavar="[safetensors|hf|torch]",
-    ),
-    dtype: str = Option("keep", help="Data type of the parameters.", metavar="[keep|float32|bfloat16|float16]"),
-    force: bool = Option(False, "--force", help="Replace the files of an earlier export."),
-) -> None:
-    """Write a run's global parameters as a model, and print one line of JSON.
-
-    Reads the newest state from a run's peers, and takes no part in the run.
-    """
-    from p2p_diloco.cli.export import export as write
-
-    write(flags, config, checkpoint, out, form, dtype, replace=force)
-
-
-for _name, _command in control.COMMANDS.items():
-    app.command(_name, cls=ListsAndCommand)(_command)
+app.command(cls=ListsAndCommand)(bootstrap)
+app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]")(join)
+app.command(cls=ListsAndCommand)(status)
+app.command(cls=ListsAndCommand)(dashboard)
+app.command(cls=ListsAndCommand)(export)
+app.command(cls=ListsAndCommand)(invite)
+app.command(cls=ListsAndCommand)(revoke)
+app.command(cls=ListsAndCommand)(kick)
+app.command("set", cls=ListsAndCommand)(set_values)
+app.command(cls=ListsAndCommand)(stop)
+app.command(cls=ListsAndCommand)(save)
 app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")(plan)
 app.command(cls=ListsAndCommand)(data)
 
@@ -211,7 +73,7 @@ def doctor(
         None, help="Parameters of the model, such as 25M: are memory and disk large enough?", metavar="N"
     ),
     as_json: bool = Option(False, "--json", help="Print the report as one JSON object (docs/cli.md)."),
-) -> None:
+) -> int:
     """Check whether a peer would work here: programs, ports, clock, NAT, links, memory, disk.
 
     Give the addresses and ports that [bold]join[/bold] would get; other settings are read as by join.
@@ -220,7 +82,7 @@ def doctor(
     """
     from p2p_diloco.cli.doctor.examination import doctor as examine
 
-    raise typer.Exit(examine(flags, config, params, as_json=as_json))
+    return examine(flags, config, params, as_json=as_json)
 
 
 @app.command()
@@ -232,26 +94,7 @@ def env() -> None:
         typer.echo(line)
 
 
-@app.command(cls=ListsAndCommand)
-def replay(
-    paths: list[Path] | None = typer.Argument(
-        None, help="Histories of a run's peers, or folders of them; unset: this user's own.", metavar="[FILE]..."
-    ),
-    run_id: str | None = Option(None, help="Which run of a folder; unset: the newest there.", metavar="NAME"),
-    epoch: int | None = Option(None, "--round", help="Show one round in detail: what each peer did.", metavar="N"),
-    events: bool = Option(False, "--events", help="Print every event and its effects, one a line."),
-    peer: str | None = Option(None, help="With --events: only the events of this peer.", metavar="NAME"),
-    check: bool = Option(False, "--check", help="Play each history again, and compare effects with the recorded ones."),
-    as_json: bool = Option(False, "--json", help="Print the story as one JSON object (docs/history.md)."),
-) -> None:
-    """Tell from the histories of a run's peers what happened, in fewer than 30 lines.
-
-    Each peer writes a history (history_path). The more peers' histories there are, the more is told.
-    With [bold]--check[/bold] the exit code is 1 if a history does not lead to the recorded effects.
-    """
-    from p2p_diloco.cli.replay import replay as tell
-
-    raise typer.Exit(tell(paths or [], run_id, epoch, peer, events=events, checks=check, as_json=as_json))
+app.command(cls=ListsAndCommand)(replay)
 
 
 @app.command()
@@ -259,7 +102,7 @@ def demo(
     out: Path | None = Option(None, help="Folder for plot, data and logs; unset: demo-TIME here.", metavar="DIR"),
     as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
     quick: bool = Option(False, "--quick", help="A third of the rounds, in about a minute."),
-) -> None:
+) -> int:
     """Watch peers on this machine train together, while one of them is killed and another joins.
 
     A bootstrap and three peers, each in processes of its own, train a small GPT.
@@ -268,4 +111,4 @@ def demo(
     """
     from p2p_diloco.cli.demo import demo as show
 
-    raise typer.Exit(show(out, as_json=as_json, quick=quick))
+    return show(out, as_json=as_json, quick=quick)

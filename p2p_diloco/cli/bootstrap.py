@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Option
 
 from p2p_diloco.addresses import by_reach, is_loopback, peer_of
-from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.flags import with_settings
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import NodeDied, UsageError
+from p2p_diloco.interrupts import run
 from p2p_diloco.settings import flag, prepare_identity_path
 
 if TYPE_CHECKING:
@@ -29,19 +31,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def serve(
-    host: str, port: int, flags: Mapping[str, object], *, run_keys: Sequence[str] = (), as_json: bool = False
+@with_settings(
+    ("host_maddrs", "announce_maddrs", "initial_peers", "identity_path", "relay_mbit"),
+    {
+        "host_maddrs": "Addresses to listen on, instead of --host and --port.",
+        "initial_peers": "Other bootstraps of the same swarm.",
+        "identity_path": "File that keeps the identity, and so the address, across restarts; unset: a new one.",
+        "relay_mbit": "Mbit/s to relay between peers that can't reach each other; 0: none. [dim](default 50)[/dim]",
+    },
+    config=False,
+)
+def bootstrap(
+    flags: dict[str, Any],
+    host: str = Option("127.0.0.1", help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP"),
+    port: int = Option(0, min=0, max=65535, help="TCP port to listen on; 0 lets the system choose.", metavar="N"),
+    run_key: list[str] | None = Option(
+        None,
+        help="Relay for the private runs with these public keys only; unset: for every run.",
+        metavar="HEX...",
+    ),
+    as_json: bool = Option(False, "--json", help="Print the addresses as one JSON object."),
 ) -> None:
-    """Serve the DHT and a relay until a signal comes. `flags`: the peer settings that the user gave, by key; without
-    host_maddrs among them, `host` and `port` say where to listen. `run_keys`: the public keys of the private runs for
-    which it relays, as hex; empty: it relays for every run.
-
-    Raises:
-        UsageError: a host, a port or a run's key can't be read. AddressError: an address can't be read. ConfigError:
-            the identity's file or the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied:
-            libp2p's daemon has ended.
-    """
-    runs = [_public_key(text) for text in run_keys]
+    """Start a bootstrap (a peer of the DHT, and a relay), and print the command line with which peers join."""
+    runs = [_public_key(text) for text in run_key or ()]
     listen = {} if "host_maddrs" in flags else {"host_maddrs": (_listen_address(host, port),)}
     peer = PeerConfig.model_validate({**listen, **flags})
     if peer.identity_path is not None:

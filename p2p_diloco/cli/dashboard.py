@@ -9,66 +9,74 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
-import uvicorn
+from typer import Option
 
-from p2p_diloco.cli.loop import run
-from p2p_diloco.cli.status import Address, Compare, telling, watch, watched
+from p2p_diloco.cli.flags import A_RUN, TOLD, with_settings
+from p2p_diloco.cli.status import (
+    BASELINE,
+    BASELINE_BOUND,
+    METRICS_HOST,
+    METRICS_PORT,
+    TOKENS_PER_SAMPLE,
+    looks,
+    read_baseline,
+    watched,
+)
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.observe.controls import Controls
-from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.snapshot import Snapshot
-from p2p_diloco.observe.web import Door, application
+from p2p_diloco.errors import UsageError
+from p2p_diloco.interrupts import run
+
+if TYPE_CHECKING:
+    from p2p_diloco.observe.feed import Feed
+    from p2p_diloco.observe.snapshot import Snapshot
+    from p2p_diloco.observe.web import Controls
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-END_S = 1
-"""Seconds that browsers get to close their connections at the end."""
 
 
-class Server(uvicorn.Server):
-    """A server that leaves signals to `cli.loop`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle no signal."""
-        yield
-
-
-def show(
-    flags: Mapping[str, object],
-    config_file: Path | None,
-    *,
-    host: str,
-    port: int,
-    interval_s: float,
-    compare: Compare,
-    key: Path | None,
-    metrics: Address | None = None,
+@with_settings(
+    (*A_RUN, "identity_path", "otlp_endpoint"),
+    {**TOLD, "identity_path": "Identity file of the run's founder; with it the page can set, save and stop."},
+)
+def dashboard(
+    flags: dict[str, Any],
+    config: Path | None,
+    host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
+    port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
+    interval: float = Option(1.0, min=0.01, help="Seconds between two looks.", metavar="X"),
+    baseline: Path | None = BASELINE,
+    baseline_bound: float = BASELINE_BOUND,
+    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
+    key: Path | None = Option(
+        None, help="File of the run's key; with it the page can set, save, stop and put peers out.", metavar="PATH"
+    ),
+    metrics_port: int | None = METRICS_PORT,
+    metrics_host: str = METRICS_HOST,
 ) -> None:
-    """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With the founder's identity
-    file in the flags the page can change the run's settings, save and stop. `key`: the file of the run's key, with
-    which the page can do so, too, and put peers out. `metrics`: the address and port at which Prometheus gets metrics;
-    None: nowhere.
+    """Show a run in the browser: prints a link. Takes no part in the run, and needs no internet.
 
-    Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
+    It only shows the run unless the founder's identity file or the run's key is given.
     """
-    peer = watched(flags, config_file)
+    from p2p_diloco.observe.feed import Feed
+
+    beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
+    metrics = None if metrics_port is None else (metrics_host, metrics_port)
+    peer = watched(flags, config)
     founder = peer.identity_path if "identity_path" in flags else None  # one from a config file is that of a peer
     controls = _controls(peer, founder, key)
     if controls.offered and host not in LOOPBACK:
         wrong = "would show other machines a page that can change the run, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
-    with telling(peer, metrics, compare) as told:
-        run(_serve(peer, host, port, interval_s, told, controls))
+    feed = Feed()
+    run(_serve(host, port, feed, looks(peer, interval, beside, metrics, feed.knew), controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
@@ -79,38 +87,33 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         ConfigError: a key can't be read.
     """
     from p2p_diloco.cli.invite import put_out
+    from p2p_diloco.cli.revise import founder_of
     from p2p_diloco.net.certificates import RunKey
-    from p2p_diloco.net.invited import Issued, founders_own, read_invitation
-    from p2p_diloco.net.private_files import read_key
-    from p2p_diloco.observe.look import observer
-    from p2p_diloco.observe.revise import Asker
+    from p2p_diloco.net.invited import Issued, read_invitation
+    from p2p_diloco.observe.snapshot import observer
+    from p2p_diloco.observe.web import Controls
 
-    invitation = None if peer.invite is None else read_invitation(peer)
+    invitation, own = None if peer.invite is None else read_invitation(peer), None
     if key is not None:
         Issued.beside(key)
-    run_key = b"" if invitation is None else invitation.grant.run
-    asker = None if founder is None else Asker(read_key(founder), run_key)
-    if invitation is not None and key is not None and (own := RunKey.load(key)).public == run_key:
-        asker = asker or Asker(own, run_key)
-        invitation = founders_own(invitation.run_id, own)  # the one that was given may be revoked
+        of_it = RunKey.load(key)
+        own = of_it if invitation is not None and of_it.public == invitation.grant.run else None
+    asker, invitation = founder_of(invitation, founder, own)
     kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 
 
 async def _serve(
-    peer: PeerConfig,
-    host: str,
-    port: int,
-    interval_s: float,
-    compare: Compare,
-    controls: Controls,
+    host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot, None], controls: Controls
 ) -> None:
-    feed = Feed()
+    from p2p_diloco.observe.web import Door, Server, application, listening
 
-    def saw(seen: Snapshot) -> None:
-        feed.saw(compare(seen))
+    async def follow() -> None:
+        async with contextlib.aclosing(seen_in_turn):
+            async for seen in seen_in_turn:
+                feed.saw(seen)
 
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
         shown = f"http://{host}:{listener.getsockname()[1]}/"
 
         def tell(token: str) -> None:
@@ -120,10 +123,8 @@ async def _serve(
             log.warning("the page is sent unencrypted: anyone between %s and the browser can read it", host)
         log.info("open this link in a browser; it works once, and when it has been used the next link is printed:")
         app = application(feed, Door(tell), controls)
-        server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
-                                       timeout_graceful_shutdown=END_S))  # fmt: skip
-        watching = watch(peer, interval_s, saw, feed.knew)
-        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watching)]
+        server = Server(app)
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(follow())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -134,22 +135,3 @@ async def _serve(
         for result in results:
             if isinstance(result, Exception):
                 raise result
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket.
-
-    Raises:
-        ConfigError: the address can't be used.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
-            mend="choose another port, or 0 for any",
-        ) from error  # fmt: skip
-    with listener:
-        yield listener

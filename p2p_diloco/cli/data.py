@@ -15,11 +15,10 @@ from typing import Any
 import typer
 from typer import Option
 
-from p2p_diloco.cli.flags import with_settings
-from p2p_diloco.cli.options import A_RUN, TOLD
-from p2p_diloco.cli.quantities import count_of
+from p2p_diloco.cli.flags import A_RUN, TOLD, with_settings
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.observe.figures import count_of
 from p2p_diloco.settings import check_paths, flag
 
 SETTINGS = (*A_RUN, "open", "name", "host_maddrs", "announce_maddrs", "identity_path", "direct_port")
@@ -53,10 +52,10 @@ def data(
     Several data nodes may serve the same files. Prints one line of JSON once peers find it.
     """
     from p2p_diloco.cli.join import settings_of
-    from p2p_diloco.cli.loop import run
     from p2p_diloco.cli.reach import check_free, check_initial_peers
     from p2p_diloco.data.files import cut_files
     from p2p_diloco.data.manifest import SLICE_BYTES_MAX
+    from p2p_diloco.interrupts import run
 
     _, local = settings_of(flags, config)
     local = PeerConfig(**{key: value for key, value in local.given.items() if key in SETTINGS})

@@ -1,4 +1,5 @@
 """Makes flags from settings: one for each field of a settings model. The field's description becomes the flag's help.
+Holds the options that several commands share, too.
 
 Law: turns models into flags and flags into plain values. Only the models check values, so that a wrong flag, variable
 and file entry give the same error.
@@ -13,21 +14,84 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
+from typer import Option
 from typer.core import TyperCommand
 
-from p2p_diloco.cli.logs import set_up_logs
-from p2p_diloco.cli.options import CONFIG, DEBUG, LOGS, OFTEN_SET
-from p2p_diloco.config import PeerConfig, RunConfig, bare_type
+from p2p_diloco.cli.logs import FORMS, set_up_logs
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type, meanings
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
 
 MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
 """The models whose fields are settings; no two have a field of the same name."""
-
-
 ALL = "p2p_diloco.help_all"
 """The context's mark that the whole help text is asked for."""
+
+LOGS = Option("auto", help="Form of the log on stderr.", metavar=f"[{'|'.join(FORMS)}]")
+DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
+CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
+KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
+WAIT = Option(60.0, min=0, help="Seconds to wait until the peers know of the change.", metavar="X")
+OUTCOME = Option(False, "--json", help="Print the outcome as one JSON object.")
+
+A_RUN = ("initial_peers", "run_id", "invite")
+"""The settings that name a run and the way to it."""
+TOLD = {
+    "initial_peers": "Addresses of the run's peers or bootstraps, with spaces or commas between.",
+    "run_id": "The run; unset: main.",
+    "invite": "Invitation to a private run; names the run and addresses.",
+    "otlp_endpoint": "OpenTelemetry collector that gets the metrics of all peers.",
+}
+"""What these settings mean for a command that is no peer."""
+FOUNDER = {
+    **TOLD,
+    "identity_path": "Identity file of the run's founder; unset: the run's key, beside the invitation.",
+    "outer_lr": "Learning rate of the outer optimizer.",
+    "outer_momentum": "Momentum of the outer optimizer.",
+    "sync_every": "H: inner steps between two exchanges.",
+    "min_peers": "Contributions that an outer step needs at least.",
+    "stop_after_epochs": "Outer steps after which the run ends for all; none: never.",
+    "stop_after_samples": "Samples after which the run ends for all; none: never.",
+}
+"""What they mean for a command that changes a run."""
+
+OFTEN_SET = "Often set"
+JOIN = {
+    OFTEN_SET: (
+        "initial_peers", "invite", "run_id", "name", "open", "sync_every", "start_peers", "stop_after_epochs",
+        "checkpoint_dir", "from_checkpoint",
+    ),
+    "All peers agree: inner and outer steps": (
+        "mode", "pace", "outer", "outer_optimizer", "outer_options", "outer_lr", "outer_momentum", "nesterov",
+        "weighting", "aggregation", "step_limit", "audit_rate", "buffers", "stop_after_samples",
+    ),
+    "All peers agree: exchanges": (
+        "num_fragments", "fragment_layout", "slice_elements", "overlap_steps", "merge", "merge_alpha", "codec",
+        "reply_codec", "rounding",
+    ),
+    "All peers agree: waiting for each other": (
+        "min_peers", "round_timeout", "pause_timeout", "heartbeat_interval", "heartbeat_timeout", "successors",
+    ),
+    "All peers agree: asynchronous runs": (
+        "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness", "carry_rounds",
+    ),
+    "This peer": (
+        "found", "role", "identity_path", "node_threads", "wait_timeout", "on_exit", "exit_timeout", "restart_wait",
+        "new_generation",
+    ),
+    "This peer's network": (
+        "host_maddrs", "announce_maddrs", "client_mode", "direct", "direct_port", "relay_mbit", "map_port",
+    ),
+    "This peer's files": ("save_every", "keep", "history_path", "history_bytes", "cache_dir", "cache_bytes"),
+    "This peer's metrics": ("metrics_port", "metrics_host", "otlp_endpoint"),
+    "The built-in trainer": (
+        "data", "num_shards", "shard_index", "layers", "width", "heads", "context", "steps", "warm_start", "batch_size",
+        "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "clip", "seed", "eval_every_epochs", "eval_batches",
+        "threads", "device", "pause_s", "log_path", "summary_json",
+    ),
+}  # fmt: skip
+"""The settings that `join` has flags for, by the panel of its help text; every setting is in one."""
 
 
 def with_settings(
@@ -36,10 +100,10 @@ def with_settings(
     *,
     config: bool = True,
     quiet: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Decorate a command: give it a flag for each of these fields of `MODELS` (by the help text's panel, if `keys` is a
     mapping), and `--config`, `--logs` and `--debug`. When it is called, logging is set up, and it gets the settings
-    that the user gave as `flags`, by key, and with `config` the file as `config`.
+    that the user gave as `flags`, by key, and with `config` the file as `config`. What it returns is the exit code.
 
     `helps`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
     """
@@ -47,11 +111,11 @@ def with_settings(
     made = [_parameter(key, panel, (helps or {}).get(key)) for panel, of in panels.items() for key in of]
     common = [("config", CONFIG, Path | None)] * config + [("logs", LOGS, str), ("debug", DEBUG, bool)]
 
-    def give(command: Callable[..., Any]) -> Callable[..., None]:
-        def called(*, logs: str, debug: bool, **values: Any) -> None:
+    def give(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        def called(*, logs: str, debug: bool, **values: Any) -> int | None:
             set_up_logs(logs, debug=debug, quiet=quiet)
             told = {one.name: values.pop(one.name) for one in made}
-            command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
+            return command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -146,14 +210,15 @@ def show_all(ctx: typer.Context, asked: bool) -> None:
 
 
 def _parameter(key: str, panel: str, text: str | None) -> inspect.Parameter:
-    (field,) = (model.model_fields[key] for model in MODELS if key in model.model_fields)
+    (model,) = (model for model in MODELS if key in model.model_fields)
+    field = model.model_fields[key]
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
     told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
-    option = typer.Option(
+    option = Option(
         *names,
-        help=text or f"{field.description}{told}",
+        help=text or f"{meanings(model)[key]}{told}",
         metavar=_metavar(field.annotation),
         show_default=False,
         rich_help_panel=panel or None,

@@ -6,7 +6,6 @@ list in the run's DHT records, and take no part in the run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -14,22 +13,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Argument, Option
 
-from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.flags import FOUNDER, KEY, OUTCOME, with_settings
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
-from p2p_diloco.net.certificates import RunKey, is_run_key
-from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.invited import Entry, Issued, read_invitation
-from p2p_diloco.net.membership import Membership
-from p2p_diloco.net.private_files import write_new
+from p2p_diloco.interrupts import run
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.interface import Records
+    from p2p_diloco.net.invitation import Invitation
+    from p2p_diloco.net.invited import Entry, Issued
 
 log = logging.getLogger(__name__)
 
@@ -39,34 +38,34 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def invite(
-    name: str,
-    role: str,
-    expires: str,
-    *,
-    peer: str | None,
-    key_file: Path | None,
-    initial_peers: Sequence[str],
-    out: Path | None,
-    as_line: bool,
+    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
+    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
+    expires: str = Option("30d", help="How long the invitation is valid: 7d, 12h, 30m.", metavar="TIME"),
+    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
+    key: Path | None = KEY,
+    initial_peers: list[str] | None = Option(
+        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
+    ),
+    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
+    line: bool = Option(False, "--line", help="Print the invitation as a line for P2P_DILOCO_INVITE, not to a file."),
 ) -> None:
-    """Write a new invitation into the file `out` (None: NAME.invite), and print how to join with it. With `as_line`
-    write no file, and print the invitation as one line. `expires`: a length of time, such as 7d.
+    """Write an invitation to a private run. Needs the run's key, and no network."""
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import Issued
+    from p2p_diloco.net.private_files import write_new
 
-    Raises:
-        UsageError, ConfigError: the flags or files can't be used.
-    """
     lasts_s = seconds(expires)
-    path = key_file or only_key()
-    key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
+    path = key or only_key()
+    run_key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
     now = time.time()
     if issued.valid(name, now):
         mend = "choose another, or revoke the first one"
         raise UsageError("is the name of a valid invitation", key="--name", value=name, mend=mend)
-    grant, seed = key.grant(role, name, now + lasts_s, peer)
-    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
-    made = replace(shared, grant=grant, seed=seed, secret=key.secret, addresses=tuple(addresses))
+    grant, seed = run_key.grant(role, name, now + lasts_s, peer)
+    addresses = PeerConfig(initial_peers=tuple(initial_peers or ())).initial_peers or shared.addresses
+    made = replace(shared, grant=grant, seed=seed, secret=run_key.secret, addresses=tuple(addresses))
     issued.add(grant)
-    if as_line:
+    if line:
         issued.save()
         typer.echo(made.line())
         return
@@ -77,38 +76,102 @@ def invite(
     typer.echo(f"p2p-diloco {'status' if role == 'observer' else 'join'} --invite {file.name}")
 
 
-def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Revoke all invitations of a name, or one by its grant's id, and tell the run's members.
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def revoke(
+    flags: dict[str, Any],
+    name: str = Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Revoke an invitation to a private run: the run's members end all connections with peers that use it.
 
-    Raises:
-        UsageError, ConfigError: the flags or files can't be used. NoBootstrapReached: no peer answers. GaveUpWaiting:
-        the DHT didn't store the list.
+    Needs the run's key. What those peers have read or contributed is not undone.
     """
-    path = key_file or only_key()
-    shared, issued = shared_invitation(path), Issued.beside(path)
-    ids = _ids_of(issued, name)
+    from p2p_diloco.net.invited import Issued
+
+    path = key or only_key()
+    _ids_of(Issued.beside(path), name)  # raises UsageError
+    _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
+
+
+@with_settings(("initial_peers",), FOUNDER, config=False)
+def kick(
+    flags: dict[str, Any],
+    name: str = Argument(
+        ...,
+        help="A name that `status` shows or that is in an invitation, a grant's id, or a peer id.",
+        metavar="NAME|ID",
+    ),
+    key: Path | None = KEY,
+    as_json: bool = OUTCOME,
+) -> None:
+    """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
+
+    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
+    the peer of that name has come, if no other peer uses it.
+    """
+    from p2p_diloco.net.certificates import is_run_key
+    from p2p_diloco.net.invited import Issued
+
+    if key is None and not any(is_run_key(path) for path in Path().glob("*.key")):
+        wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
+        wrong += "also one that comes back under another id"
+        raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
+    path = key or only_key()
+    try:
+        name = _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
+    except NoBootstrapReached:
+        if not _known(Issued.beside(path), name):
+            _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
+        raise
+    if left := _other_ways_in(Issued.beside(path), name):
+        log.warning(
+            "a kicked peer that also holds one of these invitations can come back with it: %s; revoke that one, and "
+            "give its other holders a new one",
+            left,
+        )
+
+
+def _put_out_and_tell(name: str, key_file: Path, initial_peers: Sequence[str], *, as_json: bool) -> str:
+    """Put out as `_put_out` does, and print it. Returns the name of the invitation."""
+    shared = shared_invitation(key_file)
     addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
     check_initial_peers(addresses)
-    banned = run(_revoke(RunKey.load(path), shared, issued, ids, addresses))
+    name, ids, banned = run(_put_out(name, key_file, addresses))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
     else:
         typer.echo(
             f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
         )
+    return name
 
 
 async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
     """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
-    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
-    if not _known(issued, name):
-        name = await _invitation_of(name, key_file, initial_peers)
-    ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
-    await _revoke(RunKey.load(key_file), shared, issued, ids, initial_peers or shared.addresses)
-    others = _other_ways_in(issued, name)
+    from p2p_diloco.net.invited import Issued
+
+    name, _, _ = await _put_out(name, key_file, initial_peers or shared_invitation(key_file).addresses)
+    others = _other_ways_in(Issued.beside(key_file), name)
     return f"revoked {name}" + (
         f"; it can come back with another of these, if it holds one: {others}" if others else ""
     )
+
+
+async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple[str, list[bytes], int]:
+    """Revoke the invitation that `kick` means by `name`. Returns its name, the ids of its grants, and how many are
+    revoked in all."""
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import Issued, founders_own
+    from p2p_diloco.observe.snapshot import observer
+
+    key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
+    own = founders_own(shared.run_id, key)
+    async with observer(addresses, own) as dht:
+        if not _known(issued, name):
+            name = await _invitation_of(dht, shared.run_id, name, issued)
+        ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
+        return name, ids, await _revoke(dht, own, key, issued, ids)
 
 
 def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
@@ -120,42 +183,12 @@ def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
     return ids
 
 
-def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Put out the peers that use an invitation. `name`: the invitation's name, its grant's id, the id of the peer
-    that it was made for, or the name of a peer as `status` shows it. Then name the invitations that other peers may
-    still use.
-
-    Raises:
-        UsageError: there is no run key, it has issued no such invitation, or that would put out other peers, too.
-            Otherwise as `revoke`.
-    """
-    if key_file is None and not any(is_run_key(path) for path in Path().glob("*.key")):
-        wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
-        wrong += "also one that comes back under another id"
-        raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
-    path = key_file or only_key()
-    if not _known(Issued.beside(path), name):
-        try:
-            check_initial_peers(initial_peers or shared_invitation(path).addresses)
-            name = run(_invitation_of(name, path, initial_peers))
-        except NoBootstrapReached:
-            _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
-    for target in _targets(Issued.beside(path), name):
-        revoke(target, path, initial_peers, as_json=as_json)
-    if left := _other_ways_in(Issued.beside(path), name):
-        log.warning(
-            "a kicked peer that also holds one of these invitations can come back with it: %s; revoke that one, and "
-            "give its other holders a new one",
-            left,
-        )
-
-
 def _known(issued: Issued, name: str) -> bool:
     """Whether `name` is an invitation's name, a grant's id, or a peer that an invitation was made for."""
     return bool(issued.ids_of(name) or _as_id(name)) or any(entry.peer == name for entry in issued.entries)
 
 
-async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
+async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -> str:
     """The name of the invitation with which the peer came that `status` shows under this name, or this id. Such a peer
     has come with an invitation that any peer may use; there must be one such invitation, and no other peer that uses
     it.
@@ -163,12 +196,9 @@ async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]
     Raises:
         UsageError: there is no such peer, or which invitation it used is uncertain, or others use it, too.
     """
-    from p2p_diloco.net.invited import founders_own
-    from p2p_diloco.observe.look import look, observer, run_record
+    from p2p_diloco.observe.snapshot import look, run_record
 
-    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
-    async with observer(initial_peers or shared.addresses, founders_own(shared.run_id, RunKey.load(key_file))) as dht:
-        seen, record = await look(dht, shared.run_id), await run_record(dht, shared.run_id)
+    seen, record = await look(dht, run_id), await run_record(dht, run_id)
     peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
     if not any(name in (peer.name, peer.peer_id) for peer in peers):
         _ids_of(issued, name)  # raises UsageError
@@ -201,38 +231,23 @@ def _lets_anyone_in(entry: Entry) -> bool:
     return entry.revoked is None and entry.peer is None and entry.expires > time.time()
 
 
-async def _revoke(
-    key: RunKey, shared: Invitation, issued: Issued, ids: Sequence[bytes], addresses: Sequence[str]
-) -> int:
+async def _revoke(dht: Records, own: Invitation, key: RunKey, issued: Issued, ids: Sequence[bytes]) -> int:
     """Store the new list of revocations in the DHT and in the file beside the key; returns its length."""
-    from p2p_diloco.net.invited import founders_own
+    from p2p_diloco.net.membership import Membership
     from p2p_diloco.node import privacy
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.revise import until
 
-    own = founders_own(shared.run_id, key)
-    async with observer(addresses, own) as dht:
-        now = time.time()
-        member = Membership(own, dht.peer_id, now)
-        await privacy.read_revocations(dht, shared.run_id, member)
-        issued.revoke(ids, max(member.number + 1, int(now)))
-        made = issued.revocations(key, member.banned, now)
-        assert made is not None, "these grants are revoked"
-        issued.save()
-        await _stored(dht, shared.run_id, made[1])
-        member.revoke(made[1])
+    run_id, now = own.run_id, time.time()
+    member = Membership(own, dht.peer_id, now)
+    await privacy.read_revocations(dht, run_id, member)
+    issued.revoke(ids, max(member.number + 1, int(now)))
+    made = issued.revocations(key, member.banned, now)
+    assert made is not None, "these grants are revoked"
+    issued.save()
+    if not await until(lambda: privacy.REVOCATIONS.store(dht, run_id, made[1]), STORED_WITHIN_S):
+        raise GaveUpWaiting("the DHT did not store the revocation", mend="check that its peers are up, and try again")
+    member.revoke(made[1])
     return len(member.banned)
-
-
-async def _stored(dht: Records, run_id: str, packed: bytes) -> None:
-    from p2p_diloco.node import privacy
-
-    give_up_at = time.monotonic() + STORED_WITHIN_S
-    while not await privacy.REVOCATIONS.store(dht, run_id, packed):
-        if time.monotonic() >= give_up_at:
-            raise GaveUpWaiting(
-                "the DHT did not store the revocation", mend="check that its peers are up, and try again"
-            )
-        await asyncio.sleep(1.0)
 
 
 def only_key() -> Path:
@@ -241,6 +256,8 @@ def only_key() -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
+    from p2p_diloco.net.certificates import is_run_key
+
     found = [path for path in sorted(Path().glob("*.key")) if is_run_key(path)]
     if len(found) != 1:
         wrong = f"is needed: this folder has {len(found)} run keys"
@@ -254,6 +271,9 @@ def shared_invitation(key_file: Path) -> Invitation:
     Raises:
         ConfigError: there is none, or it is of another run.
     """
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import read_invitation
+
     path = key_file.with_suffix(".invite")
     invitation = read_invitation(PeerConfig(invite=str(path)))
     if invitation.grant.run != RunKey.load(key_file).public:

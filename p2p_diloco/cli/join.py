@@ -12,7 +12,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import typer
+from typer import Option
+
+from p2p_diloco.cli.flags import JOIN, given, show_all, with_settings
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
@@ -30,9 +35,9 @@ from p2p_diloco.settings import (
     to_environment,
     without_ours,
 )
+from p2p_diloco.standard_streams import JOINED_FILE
 from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
-from p2p_diloco.wrapped import JOINED_FILE
 
 LOOK_EVERY_S = 0.2
 """Seconds between two checks of an aggregator whether the run has ended."""
@@ -43,29 +48,32 @@ CHOSEN = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "KMP_BLOCKTIME
 log = logging.getLogger("p2p_diloco.join")
 
 
-def join_run(
-    settings: Mapping[str, object],
-    trainer_flags: Mapping[str, object],
-    config_file: Path | None,
-    command: Sequence[str] | None,
+@with_settings(JOIN)
+def join(
+    ctx: typer.Context,
+    flags: dict[str, Any],
+    config: Path | None,
+    _help_all: bool = Option(
+        False, "--help-all", help="Show all options.", is_eager=True, callback=show_all, expose_value=False
+    ),
 ) -> int:
-    """Train, aggregate or run `command` until it ends. Returns the exit status; with a command, the command's.
+    """Join a run, or found it. Train with the built-in trainer, or run the command after [bold]--[/bold].
 
-    Raises:
-        UsageError, ConfigError: the settings can't be used; nothing has been started. The built-in trainer raises
-            further errors.
+    The options below are those that most people set; [bold]--help-all[/bold] shows all of them.
+    What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
     """
+    settings, trainer_flags = {**given(RunConfig, flags), **given(PeerConfig, flags)}, given(TrainerConfig, flags)
     refuse_further_ranks(os.environ)
     if len(str(settings.get("invite", ""))) >= LINE_LETTERS_MIN:
         log.warning(
             "other users of this machine can read --invite in the list of processes: put the line into "
             "P2P_DILOCO_INVITE, or into a file"
         )
-    run, peer = settings_of(settings, config_file)
+    run, peer = settings_of(settings, config)
     check_paths(peer)
-    if command is not None:
+    if ctx.obj is not None:
         _refuse_any(trainer_flags, "leave it out, or leave out the command")
-        return _run_command(run, peer, command)
+        return _run_command(run, peer, ctx.obj)
     if peer.role == "observer":
         mend = "read the model with `p2p-diloco export`, or give a command whose script makes an observer"
         raise UsageError("trains nothing", key=flag("role"), value=peer.role, mend=mend)

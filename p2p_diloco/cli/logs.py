@@ -1,7 +1,7 @@
 """Sets up a command's logging: to stderr, as rich text, plain text or JSON.
 
 Law: only a command sets up logging, once; importing or using the library never does, except in a script that `join`
-runs (`wrapped.show_log`).
+runs (`standard_streams.show_log`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.wrapped import PLAIN
+from p2p_diloco.standard_streams import PLAIN
 
 if TYPE_CHECKING:
     from rich.console import Console

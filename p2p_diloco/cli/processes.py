@@ -12,13 +12,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from p2p_diloco.cli.tied import tied
+from p2p_diloco.cli.wrap import tied
 from p2p_diloco.settings import without_ours
 
 LEAVE_S = 6.0
@@ -51,17 +51,9 @@ class Lines:
 
 
 class Child:
-    """A child process. With `listens` the process reads lines from its stdin, and ends when its stdin is closed."""
+    """A child process."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        folder: Path,
-        *,
-        listens: bool = False,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], folder: Path, stdin: int = subprocess.DEVNULL) -> None:
         self.name, self.log, self.started_at = name, folder / f"{name}.log", time.time()
         self.killed = False
         """Whether `kill` was called."""
@@ -69,10 +61,10 @@ class Child:
         with (folder / f"{name}.out").open("wb") as out, self.log.open("wb") as log:
             self.process = tied(
                 command,
-                stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=log,
-                env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1", **(environment or {})},
+                env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # the terminal sends ^C to this process alone, which ends the child in order
             )
 
@@ -90,13 +82,6 @@ class Child:
                 return [process, *process.children(recursive=True)]
         return []
 
-    def tell(self, line: str) -> None:
-        """Write a line to the process's stdin. If the process has ended, the line is lost."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-
     @property
     def failed(self) -> bool:
         """Whether the process has ended with an error or by a signal, and was not killed by `kill`."""
@@ -108,12 +93,8 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def ask_to_end(self) -> None:
-        """Ask the process to end: close its stdin if it listens, otherwise send SIGTERM."""
-        if self.process.stdin is None:
-            self.process.terminate()
-        else:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
+        """Ask the process to end."""
+        self.process.terminate()
 
     def kill(self) -> float:
         """Send SIGKILL to the process and all its descendants at once, like a power cut. Returns the time in seconds
@@ -133,9 +114,9 @@ class Children:
         self.folder = folder
         self.all: list[Child] = []
 
-    def start(self, name: str, command: Sequence[str], **options: Any) -> Child:
-        """Start a process; `options` are those of `Child`."""
-        self.all.append(Child(name, command, self.folder, **options))
+    def start(self, name: str, command: Sequence[str]) -> Child:
+        """Start a process."""
+        self.all.append(Child(name, command, self.folder))
         return self.all[-1]
 
     def __enter__(self) -> Children:

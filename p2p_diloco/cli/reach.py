@@ -11,8 +11,8 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from p2p_diloco.cli.loop import run
 from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.interrupts import run
 from p2p_diloco.net.reasons import no_answer, none_reached
 
 PROBE_S = 5.0

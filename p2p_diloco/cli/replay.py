@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+from typer import Argument, Option
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.history.order import Ordered, ordered
-from p2p_diloco.history.reading import Life, check, naming, read
-from p2p_diloco.history.story import Story
 from p2p_diloco.remembered import state_folder
+
+if TYPE_CHECKING:
+    from p2p_diloco.history.order import Ordered
+    from p2p_diloco.history.reading import Life
+    from p2p_diloco.history.story import Story
 
 WIDTH_MIN, WIDTH_MAX = 60, 120
 SHIFT_S = 0.01
@@ -26,29 +30,32 @@ SHIFT_S = 0.01
 
 
 def replay(
-    paths: Sequence[Path],
-    run_id: str | None,
-    epoch: int | None,
-    peer: str | None,
-    *,
-    events: bool,
-    checks: bool,
-    as_json: bool,
+    paths: list[Path] | None = Argument(
+        None, help="Histories of a run's peers, or folders of them; unset: this user's own.", metavar="[FILE]..."
+    ),
+    run_id: str | None = Option(None, help="Which run of a folder; unset: the newest there.", metavar="NAME"),
+    epoch: int | None = Option(None, "--round", help="Show one round in detail: what each peer did.", metavar="N"),
+    events: bool = Option(False, "--events", help="Print every event and its effects, one a line."),
+    peer: str | None = Option(None, help="With --events: only the events of this peer.", metavar="NAME"),
+    check: bool = Option(False, "--check", help="Play each history again, and compare effects with the recorded ones."),
+    as_json: bool = Option(False, "--json", help="Print the story as one JSON object (docs/history.md)."),
 ) -> int:
-    """Print what happened: the story; or with `epoch` that round in detail, with `events` all events (with `peer` only
-    those of this peer), with `checks` whether each history leads to the recorded effects. Returns the exit code: 1 if
-    one does not, else 0.
+    """Tell from the histories of a run's peers what happened, in fewer than 30 lines.
 
-    Raises:
-        UsageError, ConfigError: a flag or a file can't be used.
+    Each peer writes a history (history_path). The more peers' histories there are, the more is told.
+    With [bold]--check[/bold] the exit code is 1 if a history does not lead to the recorded effects.
     """
-    if sum((epoch is not None, events, checks)) > 1:
+    from p2p_diloco.history.order import ordered
+    from p2p_diloco.history.reading import naming, read
+    from p2p_diloco.history.story import Story
+
+    if sum((epoch is not None, events, check)) > 1:
         raise UsageError("exclude each other", key="--round, --events and --check", mend="give one of them")
     if peer is not None and not events:
         raise UsageError("needs --events", key="--peer", value=peer, mend="give both")
     lives = read(paths or [state_folder() / "history"], run_id)
     named = naming(lives)
-    if checks:
+    if check:
         return _check(lives, named)
     history = ordered(lives)
     if events:
@@ -72,6 +79,8 @@ def _echo(lines: Iterator[str] | Sequence[str]) -> None:
 
 def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
     """Play each history again, and print the outcome."""
+    from p2p_diloco.history.reading import check
+
     differs = False
     for life in lives:
         verdict, begun = check(life), _utc(life.head.started)

@@ -10,47 +10,49 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Option
 
+from p2p_diloco.cli.flags import A_RUN, FOUNDER, OUTCOME, WAIT, given, with_settings
 from p2p_diloco.cli.join import settings_of
-from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.revision import CHANGEABLE
 from p2p_diloco.errors import UsageError
-from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.invited import founders_own, key_of, read_invitation
+from p2p_diloco.interrupts import run
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.interface import Records
+    from p2p_diloco.net.invitation import Invitation
     from p2p_diloco.observe.revise import Asker, Outcome
 
 Ask = Callable[["Records", str, "Asker"], Awaitable["Outcome"]]
 """Makes a change: called with the DHT, the name of the run and its asker."""
 
+_THE_RUN = (*A_RUN, "identity_path")
+
 log = logging.getLogger(__name__)
 
 
-def set_values(
-    values: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
-) -> None:
-    """Change settings of the run (`values`), and print the outcome.
+@with_settings((*_THE_RUN, *CHANGEABLE), FOUNDER)
+def set_values(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json: bool = OUTCOME) -> None:
+    """Change settings of a run in progress. Settings that are not given stay. Only the run's founder may do this.
 
-    Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises
-        further errors.
+    Every fragment takes the new values with its next commit, the same on all peers.
+    Once one peer knows the new values, the change happens even if this command is ended.
     """
     from p2p_diloco.observe.revise import revise
 
+    values = given(RunConfig, flags)
     if not values:
         raise UsageError("there is nothing to set", mend="give e.g. --outer-lr 0.5; `p2p-diloco set --help` lists all")
-    given = RunConfig.model_validate(dict(values)).given
-    checked = {key: given[key] for key in values}
-    run_id, outcome = _change(
-        lambda dht, run_id, asker: revise(dht, run_id, asker, checked, wait_s), flags, config_file
-    )
+    wanted = RunConfig.model_validate(values).given
+    checked = {key: wanted[key] for key in values}
+    run_id, outcome = _change(lambda dht, run_id, asker: revise(dht, run_id, asker, checked, wait), flags, config)
     _tell(run_id, outcome, " ".join(_shown(key, outcome.settings[key]) for key in checked), as_json=as_json)
     if not outcome.news:
         log.info("the run has these values already: nothing was changed")
@@ -58,40 +60,45 @@ def set_values(
         log.info("each fragment of the run adopts the new values with its next commit")
 
 
-def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, wait_s: float, as_json: bool) -> None:
-    """End the run for all its peers, and print at which epoch. `save`: end it only if some peer saves the last state.
+@with_settings(_THE_RUN, FOUNDER)
+def stop(
+    flags: dict[str, Any],
+    config: Path | None,
+    save: bool = Option(False, "--save", help="Refuse to stop if no peer saves the last state."),
+    wait: float = WAIT,
+    as_json: bool = OUTCOME,
+) -> None:
+    """End a run for all its peers, after the next commits. Only the run's founder may do this.
 
-    Raises:
-        As `set_values`.
+    All peers end with the same state. Those that have a checkpoint folder save it.
     """
     from p2p_diloco.observe.revise import stop as end
 
-    run_id, outcome = _change(lambda dht, run_id, asker: end(dht, run_id, asker, wait_s, save=save), flags, config_file)
+    run_id, outcome = _change(lambda dht, run_id, asker: end(dht, run_id, asker, wait, save=save), flags, config)
     _tell(run_id, outcome, f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}", as_json=as_json)
     if not outcome.news:
         log.info("the run ends at this epoch already: nothing was changed")
 
 
-def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool) -> None:
-    """Let all peers that have a checkpoint folder save, and print which of them have begun to.
-
-    Raises:
-        As `set_values`.
-    """
+@with_settings(_THE_RUN, FOUNDER)
+def save(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json: bool = OUTCOME) -> None:
+    """Let all peers that have a checkpoint folder save after the next commit. Only the run's founder may do this."""
     from p2p_diloco.observe.revise import save as keep
 
-    run_id, outcome = _change(lambda dht, run_id, asker: keep(dht, run_id, asker, wait_s), flags, config_file)
+    run_id, outcome = _change(lambda dht, run_id, asker: keep(dht, run_id, asker, wait), flags, config)
     saved = f"being saved by {', '.join(outcome.saved_by)}"
     _tell(run_id, outcome, saved if outcome.saved_by else "each peer saves after its next commit", as_json=as_json)
 
 
 def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> tuple[str, Outcome]:
     """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.net.invited import key_of, read_invitation
+    from p2p_diloco.observe.snapshot import observer
 
-    _, peer = settings_of(flags, config_file)
+    _, peer = settings_of(given(PeerConfig, flags), config_file)
     invitation = None if peer.invite is None else read_invitation(peer)
-    asker = asker_of(peer, invitation)
+    key = None if invitation is None else key_of(peer, invitation)
+    asker, own = founder_of(invitation, peer.identity_path, key)
     if asker is None:
         wrong, mend = "names no key to sign with", "give the identity file that the run's founder was started with"
         if invitation is not None:
@@ -100,30 +107,27 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> 
     check_initial_peers(peer.initial_peers)
 
     async def asked() -> Outcome:
-        async with observer(peer.initial_peers, to_change_with(peer, invitation)) as dht:
+        async with observer(peer.initial_peers, own) as dht:
             return await ask(dht, peer.run_id, asker)
 
     return peer.run_id, run(asked())
 
 
-def to_change_with(peer: PeerConfig, invitation: Invitation | None) -> Invitation | None:
-    """The invitation with which the owner of the run's key asks for a change: one of its own. Members leave out records
-    by an invitation that was revoked, and the one in its folder is the others'."""
-    key = None if invitation is None else key_of(peer, invitation)
-    return invitation if key is None or invitation is None else founders_own(invitation.run_id, key)
-
-
-def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:
-    """Who may change the run with these settings: the owner of the identity file, or else of the run key beside the
-    `invitation`; None: nobody."""
+def founder_of(
+    invitation: Invitation | None, identity: Path | None, key: RunKey | None
+) -> tuple[Asker | None, Invitation | None]:
+    """Who may change the run: the owner of the file `identity`, or else of the run's `key`; None: nobody. And the
+    invitation with which to do so: the key's owner makes one of its own. Members leave out records by an invitation
+    that was revoked, and the one in its folder is the others'."""
+    from p2p_diloco.net.invited import founders_own
     from p2p_diloco.net.private_files import read_key
     from p2p_diloco.observe.revise import Asker
 
     run_key = b"" if invitation is None else invitation.grant.run
-    if peer.identity_path is not None:
-        return Asker(read_key(peer.identity_path), run_key)
-    key = None if invitation is None else key_of(peer, invitation)
-    return None if key is None else Asker(key, run_key)
+    if invitation is not None and key is not None:
+        invitation = founders_own(invitation.run_id, key)
+    signs = key if identity is None else read_key(identity)
+    return None if signs is None else Asker(signs, run_key), invitation
 
 
 def _tell(run_id: str, outcome: Outcome, text: str, *, as_json: bool) -> None:

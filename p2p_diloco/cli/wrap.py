@@ -1,32 +1,39 @@
-"""Runs a user's command and passes this process's signals on to it. If this process is killed, so is the command.
+"""Starts child processes that are killed when this process ends, even if SIGKILL ends it; and runs a user's command in
+one, to which it passes this process's signals on.
 
 Law: handles processes and signals; knows nothing of peers or runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
-from p2p_diloco.cli.tied import tied
 from p2p_diloco.errors import UsageError
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S = 0.05
 """Seconds between two checks whether the command has ended. With a blocking wait, a signal that comes just before the
 system call would be handled only after the command's end."""
+BY_KERNEL = sys.platform == "linux"
+"""Whether the kernel kills a tied process; elsewhere a small watcher process does."""
+_PR_SET_PDEATHSIG = 1
+_WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.stdin.read(); watched.kill()"
+"""The watcher's program. psutil compares start times, so it never kills a later process with the same id."""
 
 
-def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_kernel: bool | None = None) -> int:
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command to its end and return its exit status. The status is 128 + n if signal n ended the command.
 
-    Signals are passed on to the command, and it is killed if this process is killed; `by_kernel` as in `tied`.
+    Signals are passed on to the command, and it is killed if this process is killed.
 
     Raises:
         UsageError: there is no such command.
@@ -45,7 +52,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
     forwarded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in forwarded}
     try:
-        child = tied(command, by_kernel=by_kernel, env=dict(environment))
+        child = tied(command, env=dict(environment))
         for number in early:
             child.send_signal(number)
         while (status := child.poll()) is None:
@@ -70,3 +77,41 @@ def _typed_by_user() -> bool:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return False
+
+
+# -- tied processes
+
+
+def tied(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command. It is killed when this process ends. `options` are those of `subprocess.Popen`."""
+    process = subprocess.Popen(command, preexec_fn=_die_with_parent() if BY_KERNEL else None, **options)
+    if not BY_KERNEL:
+        _watch(process.pid)
+    return process
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Make the function that the child calls between fork and exec. It asks the kernel to kill the child when the
+    parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent has ended before prctl was called
+            os._exit(1)
+
+    return ask
+
+
+def _watch(pid: int) -> None:
+    """Start a watcher process. Its stdin is a pipe that this process holds open, so it ends when this process ends.
+    Then the watcher kills the process `pid`."""
+    ours_ends, _held = os.pipe()
+    subprocess.Popen(
+        [sys.executable, "-c", _WATCHER, str(pid)],
+        stdin=ours_ends,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(ours_ends)

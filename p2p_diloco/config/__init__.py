@@ -5,8 +5,17 @@ because flags, environment variables, TOML keys and help are made from the field
 ignored.
 """
 
-from p2p_diloco.config.base import Settings, bare_type, is_optional, unknown_setting
+from p2p_diloco.config.base import Settings, bare_type, is_optional, meanings, unknown_setting
 from p2p_diloco.config.peer import PeerConfig
 from p2p_diloco.config.run import LIVE_KEYS, RunConfig
 
-__all__ = ["LIVE_KEYS", "PeerConfig", "RunConfig", "Settings", "bare_type", "is_optional", "unknown_setting"]
+__all__ = [
+    "LIVE_KEYS",
+    "PeerConfig",
+    "RunConfig",
+    "Settings",
+    "bare_type",
+    "is_optional",
+    "meanings",
+    "unknown_setting",
+]

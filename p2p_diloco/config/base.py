@@ -5,10 +5,15 @@ Law: only pydantic and the standard library are imported; no file, clock, enviro
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Union, cast, get_args, get_origin
 
@@ -28,7 +33,7 @@ from typing_extensions import Self
 from p2p_diloco.addresses import split_addresses
 from p2p_diloco.errors import ConfigError, shown
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0)]
 
 WRONG = {
     "greater_than_equal": "must be at least {ge}",
@@ -59,9 +64,9 @@ MENDS = {
 
 class Settings(BaseModel):
     """A group of settings, which can't be changed once made. Unknown settings are refused, and each error is one
-    sentence."""
+    sentence. The text below a field is its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -116,6 +121,23 @@ def bare_type(annotation: object) -> object:
     if get_origin(annotation) is Annotated:
         return bare_type(get_args(annotation)[0])
     return get_origin(annotation) or annotation
+
+
+@cache
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """The description of each field, as one line: the text below the field. It is read from the source, which costs
+    milliseconds, because only flags and documentation need it."""
+    (source,) = (
+        node
+        for node in ast.parse(inspect.getsource(sys.modules[model.__module__])).body
+        if isinstance(node, ast.ClassDef) and node.name == model.__name__
+    )
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(source.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def unknown_setting(

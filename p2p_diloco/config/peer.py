@@ -22,125 +22,77 @@ class PeerConfig(Settings):
         AddressError: an address can't be read.
     """
 
-    run_id: Label = Field(default="main", description="The run to join, or to found (see found).")
-    initial_peers: tuple[str, ...] = Field(
-        default=(),
-        description="Addresses of bootstraps or peers to join through, as printed in a bootstrap's join line.",
-    )
-    invite: str | None = Field(
-        default=None,
-        description="Invitation to a private run: its file, or its one line of base64. It names the run and addresses.",
-    )
-    open: bool = Field(
-        default=False,
-        description="Take part in an open run: every peer that knows an address may join. Any run on loopback is open.",
-    )
-    found: bool = Field(
-        default=False,
-        description="Found the run if there is none. A peer that is given settings of the run, a checkpoint to start "
-        "from, or no initial peers does so without this; any other peer waits until the run is founded.",
-    )
-    name: Label | None = Field(
-        default=None,
-        description="This peer's name in status and logs; unset: the name in its own invitation, or else the host's.",
-    )
-    role: Literal["worker", "aggregator", "observer"] = Field(
-        default="worker",
-        description="worker: trains and aggregates; aggregator: trains nothing; observer: only reads the global "
-        "parameters, and no peer waits for it.",
-    )
-    host_maddrs: tuple[str, ...] = Field(
-        default=(),
-        description="Addresses to listen on; unset: loopback if all initial peers are on it, else every interface.",
-    )
-    announce_maddrs: tuple[str, ...] = Field(
-        default=(), description="Addresses that other peers are told to dial; unset: those that it listens on."
-    )
-    identity_path: Path | None = Field(
-        default=None, description="File that keeps this peer's identity across restarts; unset: a new one each time."
-    )
-    client_mode: bool = Field(
-        default=False, description="Listen nowhere; this peer then aggregates only while no other peer can be dialled."
-    )
-    direct: bool = Field(
-        default=True,
-        description="Send payloads over direct TLS connections where these can be made, otherwise over libp2p.",
-    )
-    direct_port: int = Field(
-        default=0, ge=0, le=65535, description="TCP port for direct connections; 0: the system chooses one."
-    )
-    relay_mbit: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=50.0,
-        description="Mbit/s that this peer passes on between peers that can't reach each other; 0: none.",
-    )
-    map_port: bool = Field(
-        default=False, description="Ask the router to forward a port to this peer (UPnP or NAT-PMP)."
-    )
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="TCP port for Prometheus; 0: the system chooses one; unset: none."
-    )
-    metrics_host: str = Field(
-        default="127.0.0.1",
-        description="Address of this machine at which metrics_port listens; 0.0.0.0: all addresses.",
-    )
-    otlp_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/]+")] | None = Field(
-        default=None,
-        description="URL of an OpenTelemetry collector for the metrics, such as http://127.0.0.1:4318; unset: none.",
-    )
-    node_threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=64,
-        description="Threads with which this peer's node computes means and outer steps; unset: a quarter of the "
-        "cores, 8 at most.",
-    )
-    checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
-    save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
-    keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")
-    history_path: Path | None = Field(
-        default=None,
-        description="Folder for this peer's history, which `p2p-diloco replay` tells; unset: p2p_diloco/history in "
-        "$XDG_STATE_HOME or ~/.local/state.",
-    )
-    history_bytes: int = Field(
-        default=16 * 2**20,
-        ge=0,
-        description="The most bytes on disk for the history of one start of this peer; 0: none is kept.",
-    )
-    cache_dir: Path | None = Field(
-        default=None,
-        description="Folder for slices of data that data nodes serve; unset: p2p_diloco/slices in $XDG_CACHE_HOME or "
-        "~/.cache. Peers of one machine may share it.",
-    )
-    cache_bytes: int = Field(
-        default=10 * 2**30,
-        ge=1,
-        description="The most bytes in cache_dir; the slices used longest ago are deleted first.",
-    )
-    from_checkpoint: Path | None = Field(default=None, description="Checkpoint folder to start from.")
-    new_generation: bool = Field(
-        default=False,
-        description="Found the run anew from the checkpoint in from_checkpoint, even if the run has gone further.",
-    )
-    restart_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=30.0,
-        description="Seconds to wait, after a start from a checkpoint, for as many peers as the last round had.",
-    )
-    wait_timeout: Seconds = Field(
-        default=300.0,
-        description="Seconds to wait for the run to be founded, for each slice of its state, and for start_peers.",
-    )
+    run_id: Label = "main"
+    """The run to join, or to found (see found)."""
+    initial_peers: tuple[str, ...] = ()
+    """Addresses of bootstraps or peers to join through, as printed in a bootstrap's join line."""
+    invite: str | None = None
+    """Invitation to a private run: its file, or its one line of base64. It names the run and addresses."""
+    open: bool = False
+    """Take part in an open run: every peer that knows an address may join. Any run on loopback is open."""
+    found: bool = False
+    """Found the run if there is none. A peer that is given settings of the run, a checkpoint to start from, or no
+    initial peers does so without this; any other peer waits until the run is founded."""
+    name: Label | None = None
+    """This peer's name in status and logs; unset: the name in its own invitation, or else the host's."""
+    role: Literal["worker", "aggregator", "observer"] = "worker"
+    """worker: trains and aggregates; aggregator: trains nothing; observer: only reads the global parameters, and no
+    peer waits for it."""
+    host_maddrs: tuple[str, ...] = ()
+    """Addresses to listen on; unset: loopback if all initial peers are on it, else every interface."""
+    announce_maddrs: tuple[str, ...] = ()
+    """Addresses that other peers are told to dial; unset: those that it listens on."""
+    identity_path: Path | None = None
+    """File that keeps this peer's identity across restarts; unset: a new one each time."""
+    client_mode: bool = False
+    """Listen nowhere; this peer then aggregates only while no other peer can be dialled."""
+    direct: bool = True
+    """Send payloads over direct TLS connections where these can be made, otherwise over libp2p."""
+    direct_port: int = Field(default=0, ge=0, le=65535)
+    """TCP port for direct connections; 0: the system chooses one."""
+    relay_mbit: Annotated[float, Field(ge=0)] = 50.0
+    """Mbit/s that this peer passes on between peers that can't reach each other; 0: none."""
+    map_port: bool = False
+    """Ask the router to forward a port to this peer (UPnP or NAT-PMP)."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port for Prometheus; 0: the system chooses one; unset: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address of this machine at which metrics_port listens; 0.0.0.0: all addresses."""
+    otlp_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/]+")] | None = None
+    """URL of an OpenTelemetry collector for the metrics, such as http://127.0.0.1:4318; unset: none."""
+    node_threads: int | None = Field(default=None, ge=1, le=64)
+    """Threads with which this peer's node computes means and outer steps; unset: a quarter of the cores, 8 at most."""
+    checkpoint_dir: Path | None = None
+    """Folder for checkpoints; unset: none are kept."""
+    save_every: int = Field(default=10, ge=1)
+    """Outer steps between two checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints to keep; older ones are deleted."""
+    history_path: Path | None = None
+    """Folder for this peer's history, which `p2p-diloco replay` tells; unset: p2p_diloco/history in $XDG_STATE_HOME or
+    ~/.local/state."""
+    history_bytes: int = Field(default=16 * 2**20, ge=0)
+    """The most bytes on disk for the history of one start of this peer; 0: none is kept."""
+    cache_dir: Path | None = None
+    """Folder for slices of data that data nodes serve; unset: p2p_diloco/slices in $XDG_CACHE_HOME or ~/.cache. Peers
+    of one machine may share it."""
+    cache_bytes: int = Field(default=10 * 2**30, ge=1)
+    """The most bytes in cache_dir; the slices used longest ago are deleted first."""
+    from_checkpoint: Path | None = None
+    """Checkpoint folder to start from."""
+    new_generation: bool = False
+    """Found the run anew from the checkpoint in from_checkpoint, even if the run has gone further."""
+    restart_wait: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds to wait, after a start from a checkpoint, for as many peers as the last round had."""
+    wait_timeout: Seconds = 300.0
+    """Seconds to wait for the run to be founded, for each slice of its state, and for start_peers."""
 
-    on_exit: Literal["sync", "warn", "drop"] = Field(
-        default="sync",
-        description="What becomes of inner steps that no commit counts when this peer leaves normally. sync: a last "
-        "exchange; warn: a warning; drop: nothing.",
-    )
-    exit_timeout: Seconds = Field(
-        default=60.0,
-        description="Seconds that leaving waits for that last exchange; then, if this peer has trained alone, for a "
-        "peer that takes over the run's state.",
-    )
+    on_exit: Literal["sync", "warn", "drop"] = "sync"
+    """What becomes of inner steps that no commit counts when this peer leaves normally. sync: a last exchange; warn: a
+    warning; drop: nothing."""
+    exit_timeout: Seconds = 60.0
+    """Seconds that leaving waits for that last exchange; then, if this peer has trained alone, for a peer that takes
+    over the run's state."""
 
     @field_validator("initial_peers")
     @classmethod

@@ -11,7 +11,6 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.config.base import Seconds, Settings
-from p2p_diloco.config.rates import BUFFERED_MOMENTUM_MAX, EACH_ALONE, Rates, rising
 from p2p_diloco.errors import ConfigError, Refused
 
 Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
@@ -40,6 +39,30 @@ which are 1 / (1 - momentum)."""
 EPOCH_LATE = 10**6
 """An epoch at which the rates don't rise any more."""
 
+Rates = tuple[float, float]
+"""The learning rate and the momentum of an outer step."""
+
+ROUNDS_HALF, STEPS_HALF = 5, 100
+"""The momentum of the outer step after epoch e is e / (e + ROUNDS_HALF + STEPS_HALF / H), until it is the run's own:
+one half after 5 rounds and 100 inner steps (docs/decisions/0079-rates-that-begin-as-averaging.md)."""
+
+EACH_ALONE: Rates = (0.5, 0.0)
+"""The rates in asynchronous mode if every submission is an outer step of its own."""
+BUFFERED_MOMENTUM_MAX = 0.5
+"""The highest momentum with Delayed Nesterov: a buffer holds less work than a synchronous round, and some is stale."""
+
+
+def rising(epoch: float, sync_every: int, full: Rates) -> Rates:
+    """The rates of the outer step that follows `epoch` outer steps, which begin as plain averaging. `full`: those that
+    are reached in the end.
+
+    Each result is a few sums, products and quotients of doubles, which every machine rounds alike, so all peers compute
+    the same bits and no commit has to carry them."""
+    lr, momentum = full
+    risen = min(momentum, epoch / (epoch + ROUNDS_HALF + STEPS_HALF / sync_every))
+    share = risen / momentum if momentum else 1.0
+    return 1.0 + share * (lr - 1.0), risen
+
 
 class RunConfig(Settings):
     """The settings that all peers of a run agree on. The founder publishes them, and joiners read them from the run.
@@ -51,163 +74,98 @@ class RunConfig(Settings):
         ConfigError: a value can't be used; the error names the key, the value and the mend.
     """
 
-    mode: Literal["sync", "async"] = Field(
-        default="sync",
-        description="sync: an outer step waits for the peers that train; async: every submission is an outer step.",
-    )
-    sync_every: int = Field(default=500, ge=1, description="H: inner steps between two exchanges of the whole model.")
-    pace: Literal["steps", "time"] = Field(
-        default="steps",
-        description="steps: every peer makes sync_every inner steps; time: the fastest peer does, and each other peer "
-        "makes as many as it can in the same time, at least one. For mode=sync.",
-    )
-    num_fragments: int = Field(
-        default=1, ge=1, description="Fragments that the model is sent in, one every sync_every/num_fragments steps."
-    )
-    fragment_layout: Literal["contiguous", "strided"] = Field(
-        default="contiguous", description="How fragments lie over the layers: one after another, or interleaved."
-    )
-    slice_elements: int | None = Field(
-        default=None,
-        ge=1,
-        description="The most elements of a slice, the unit of aggregation; unset: chosen when the run is founded, so "
-        "that 2 to 16 peers share the aggregation evenly.",
-    )
-    overlap_steps: int = Field(
-        default=0, ge=0, description="Inner steps that go on between sending a fragment and merging its result."
-    )
-    merge: Literal["mix", "rebase"] = Field(
-        default="mix", description="mix: weigh global and local values; rebase: keep the steps made since sending."
-    )
-    merge_alpha: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Share of the local value in merge=mix: 0 takes the global one, 1 keeps the local one; unset: "
-        "0.5 with overlap_steps, else 0.",
-    )
-    codec: Codec = Field(default="bf16", description="How pseudo-gradients are written on the wire.")
-    reply_codec: Codec | None = Field(
-        default=None,
-        description="How the averaged result is written on the wire; topk is not allowed. Unset: the same as "
-        "codec if that is fp32, bf16 or fp16, else bf16.",
-    )
-    rounding: Literal["nearest", "stochastic"] = Field(
-        default="nearest",
-        description="How pseudo-gradients are rounded; stochastic: at random, right on average. For codec=bf16.",
-    )
-    outer: Literal["auto", "fixed"] = Field(
-        default="auto",
-        description="auto: the run begins with plain averaging, and moves to outer_lr and outer_momentum as rounds are "
-        "made; fixed: these two from the first outer step on. If one of them or outer_optimizer is set: fixed.",
-    )
-    outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = Field(
-        default="sgd",
-        description="The outer optimizer: sgd, or an element-wise class: the name of one of torch.optim, or "
-        "package.module:Class, which all peers must have, and be given.",
-    )
-    outer_options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of an outer optimizer other than sgd, as JSON."
-    )
-    outer_lr: float = Field(default=0.7, ge=0, allow_inf_nan=False, description="Learning rate of the outer optimizer.")
-    outer_momentum: float = Field(
-        default=0.9, ge=0, lt=1, allow_inf_nan=False, description="Momentum of the outer optimizer."
-    )
-    nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
-    weighting: Literal["steps", "samples", "uniform"] = Field(
-        default="steps",
-        description="A pseudo-gradient's weight: its inner steps, its reported samples, or 1. For mode=sync; in "
-        "mode=async each weighs 1.",
-    )
-    aggregation: Literal["clip", "mean", "centered_clip"] = Field(
-        default="clip",
-        description="How contributions are averaged. clip: longer ones are shortened to their median length; "
-        "centered_clip: then also to their median distance from their centre; mean: without limits. Limits need three "
-        "contributions; in mode=async, that needs async_grace.",
-    )
-    step_limit: float = Field(
-        default=1.25,
-        ge=0,
-        allow_inf_nan=False,
-        description="The greatest length of a commit's mean, in multiples of the median length of the slice's last "
-        "nine means; a longer mean is shortened to it. 0: no limit.",
-    )
-    audit_rate: float = Field(
-        default=0.03,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="The share of means that some peer computes again from the contributions, to find a peer that "
-        "computes wrong ones; more in fragments of fewer than 24 slices. 0: no mean is audited.",
-    )
-    buffers: Literal["average", "local"] = Field(
-        default="average",
-        description="What becomes of the model's buffers, such as BatchNorm's running statistics. average: each commit "
-        "averages them, and takes the greatest of integer ones; local: each peer keeps its own.",
-    )
-    min_peers: int = Field(
-        default=1,
-        ge=1,
-        description="Contributions that an outer step needs at least. It always needs those of half of the peers "
-        "that take part, and of two if there are two.",
-    )
-    start_peers: int = Field(
-        default=1, ge=1, description="Contributions that the first outer step of a run needs at least."
-    )
-    round_timeout: Seconds = Field(
-        default=600.0,
-        description="Seconds that an outer step waits for contributions before it goes on with a quorum. For "
-        "mode=sync.",
-    )
-    pause_timeout: Seconds = Field(
-        default=60.0,
-        description="Seconds that the others wait for a peer that pauses, to evaluate or to save. For mode=sync.",
-    )
-    heartbeat_interval: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="Seconds between two probes of other peers; more than 0."
-    )
-    heartbeat_timeout: float = Field(
-        default=10.0, ge=0, allow_inf_nan=False, description="Seconds of silence after which a peer counts as dead."
-    )
-    successors: int = Field(
-        default=1,
-        ge=0,
-        description="Peers that hold a commit before its submitter is answered, and take over when the leader "
-        "fails. For mode=async.",
-    )
-    dn_buffer_size: int = Field(
-        default=0, ge=0, description="Submissions in the Delayed Nesterov buffer; 0 or 1: no delay. For mode=async."
-    )
-    dn_variant: Literal["paper", "buffered"] = Field(
-        default="paper",
-        description="Delayed Nesterov over a buffer of N submissions. paper: all together make one Nesterov step; "
-        "buffered: each makes a plain step, but the N-th a Nesterov step on the mean of all. For mode=async.",
-    )
-    dylu: bool = Field(
-        default=False, description="Dynamic local updates: slower peers make fewer inner steps. For mode=async."
-    )
-    async_grace: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds that a submission waits to be averaged with others; 0: none. For mode=async.",
-    )
-    max_staleness: int | None = Field(
-        default=None, ge=0, description="The most epochs that a submission may be behind; unset: any. For mode=async."
-    )
-    carry_rounds: int = Field(
-        default=2,
-        ge=0,
-        description="Rounds that a peer's progress may miss, carried into the next contribution, before it is dropped. "
-        "For mode=sync.",
-    )
-    stop_after_epochs: int | None = Field(
-        default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."
-    )
-    stop_after_samples: int | None = Field(
-        default=None, ge=1, description="Samples of all peers after which the run ends for all; unset: never."
-    )
+    mode: Literal["sync", "async"] = "sync"
+    """sync: an outer step waits for the peers that train; async: every submission is an outer step."""
+    sync_every: int = Field(default=500, ge=1)
+    """H: inner steps between two exchanges of the whole model."""
+    pace: Literal["steps", "time"] = "steps"
+    """steps: every peer makes sync_every inner steps; time: the fastest peer does, and each other peer makes as many as
+    it can in the same time, at least one. For mode=sync."""
+    num_fragments: int = Field(default=1, ge=1)
+    """Fragments that the model is sent in, one every sync_every/num_fragments steps."""
+    fragment_layout: Literal["contiguous", "strided"] = "contiguous"
+    """How fragments lie over the layers: one after another, or interleaved."""
+    slice_elements: int | None = Field(default=None, ge=1)
+    """The most elements of a slice, the unit of aggregation; unset: chosen when the run is founded, so that 2 to 16
+    peers share the aggregation evenly."""
+    overlap_steps: int = Field(default=0, ge=0)
+    """Inner steps that go on between sending a fragment and merging its result."""
+    merge: Literal["mix", "rebase"] = "mix"
+    """mix: weigh global and local values; rebase: keep the steps made since sending."""
+    merge_alpha: float | None = Field(default=None, ge=0, le=1)
+    """Share of the local value in merge=mix: 0 takes the global one, 1 keeps the local one; unset: 0.5 with
+    overlap_steps, else 0."""
+    codec: Codec = "bf16"
+    """How pseudo-gradients are written on the wire."""
+    reply_codec: Codec | None = None
+    """How the averaged result is written on the wire; topk is not allowed. Unset: the same as codec if that is fp32,
+    bf16 or fp16, else bf16."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """How pseudo-gradients are rounded; stochastic: at random, right on average. For codec=bf16."""
+    outer: Literal["auto", "fixed"] = "auto"
+    """auto: the run begins with plain averaging, and moves to outer_lr and outer_momentum as rounds are made; fixed:
+    these two from the first outer step on. If one of them or outer_optimizer is set: fixed."""
+    outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = "sgd"
+    """The outer optimizer: sgd, or an element-wise class: the name of one of torch.optim, or package.module:Class,
+    which all peers must have, and be given."""
+    outer_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of an outer optimizer other than sgd, as JSON."""
+    outer_lr: float = Field(default=0.7, ge=0)
+    """Learning rate of the outer optimizer."""
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of the outer optimizer."""
+    nesterov: bool = True
+    """Whether the outer momentum is Nesterov's."""
+    weighting: Literal["steps", "samples", "uniform"] = "steps"
+    """A pseudo-gradient's weight: its inner steps, its reported samples, or 1. For mode=sync; in mode=async each weighs
+    1."""
+    aggregation: Literal["clip", "mean", "centered_clip"] = "clip"
+    """How contributions are averaged. clip: longer ones are shortened to their median length; centered_clip: then also
+    to their median distance from their centre; mean: without limits. Limits need three contributions; in mode=async,
+    that needs async_grace."""
+    step_limit: float = Field(default=1.25, ge=0)
+    """The greatest length of a commit's mean, in multiples of the median length of the slice's last nine means; a
+    longer mean is shortened to it. 0: no limit."""
+    audit_rate: float = Field(default=0.03, ge=0, le=1)
+    """The share of means that some peer computes again from the contributions, to find a peer that computes wrong ones;
+    more in fragments of fewer than 24 slices. 0: no mean is audited."""
+    buffers: Literal["average", "local"] = "average"
+    """What becomes of the model's buffers, such as BatchNorm's running statistics. average: each commit averages them,
+    and takes the greatest of integer ones; local: each peer keeps its own."""
+    min_peers: int = Field(default=1, ge=1)
+    """Contributions that an outer step needs at least. It always needs those of half of the peers that take part, and
+    of two if there are two."""
+    start_peers: int = Field(default=1, ge=1)
+    """Contributions that the first outer step of a run needs at least."""
+    round_timeout: Seconds = 600.0
+    """Seconds that an outer step waits for contributions before it goes on with a quorum. For mode=sync."""
+    pause_timeout: Seconds = 60.0
+    """Seconds that the others wait for a peer that pauses, to evaluate or to save. For mode=sync."""
+    heartbeat_interval: float = Field(default=1.0, ge=0)
+    """Seconds between two probes of other peers; more than 0."""
+    heartbeat_timeout: float = Field(default=10.0, ge=0)
+    """Seconds of silence after which a peer counts as dead."""
+    successors: int = Field(default=1, ge=0)
+    """Peers that hold a commit before its submitter is answered, and take over when the leader fails. For
+    mode=async."""
+    dn_buffer_size: int = Field(default=0, ge=0)
+    """Submissions in the Delayed Nesterov buffer; 0 or 1: no delay. For mode=async."""
+    dn_variant: Literal["paper", "buffered"] = "paper"
+    """Delayed Nesterov over a buffer of N submissions. paper: all together make one Nesterov step; buffered: each makes
+    a plain step, but the N-th a Nesterov step on the mean of all. For mode=async."""
+    dylu: bool = False
+    """Dynamic local updates: slower peers make fewer inner steps. For mode=async."""
+    async_grace: float = Field(default=0.0, ge=0)
+    """Seconds that a submission waits to be averaged with others; 0: none. For mode=async."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """The most epochs that a submission may be behind; unset: any. For mode=async."""
+    carry_rounds: int = Field(default=2, ge=0)
+    """Rounds that a peer's progress may miss, carried into the next contribution, before it is dropped. For
+    mode=sync."""
+    stop_after_epochs: int | None = Field(default=None, ge=1)
+    """Outer steps after which the run ends for all; unset: never."""
+    stop_after_samples: int | None = Field(default=None, ge=1)
+    """Samples of all peers after which the run ends for all; unset: never."""
 
     @field_validator("outer_optimizer", mode="before")
     @classmethod

@@ -338,10 +338,15 @@ class Fetching:
             elif mean is not None:
                 fetch.busy[number] = commit.version
                 yield Roll(commit, mean, before.buffered, len(before.plan.succession))
-            elif now - since > self.rules.fetch_again:
+            elif now - since > self.rules.fetch_again or self._has_passed(fetch, commit, number):
                 del fetch.staged[number]
             else:
                 yield from self._wants(fetch, number, version, (fetch.sources[number],), now)
+
+    def _has_passed(self, fetch: Fetch, commit: Commit, number: int) -> bool:
+        """Whether a slice's mean of this commit was missed: its owner has since sent one of a round after the next."""
+        kept = (m for m in self.logs[fetch.fragment].early.values() if isinstance(m, Mean))
+        return any(m.owner == commit.owners[number] and m.base.epoch > commit.base.epoch + 1 for m in kept)
 
     def _mean(self, fetch: Fetch, commit: Commit, number: int, means: tuple[Mean, ...]) -> Mean | None:
         kept = (m for m in self.logs[fetch.fragment].early.values() if isinstance(m, Mean) and m.number == number)

@@ -43,63 +43,52 @@ def lines(entries: Iterable[Entry]) -> list[str]:
 def tell(what: e.Event | e.Effect | m.Message) -> str:
     """One line of text about an event, an effect or a message."""
     words = WORDS[type(what)]
-    return words.format_map(_Fields(what)) if isinstance(words, str) else words(what)
-
-
-class _Fields(dict[str, Any]):
-    """What a text of `WORDS` names: the fields of a value, or what `_MADE` makes of them."""
-
-    def __init__(self, what: Any) -> None:
-        super().__init__()
-        self._what = what
-
-    def __missing__(self, name: str) -> Any:
-        return _MADE[name](self._what) if name in _MADE else getattr(self._what, name)
+    return words if isinstance(words, str) else words(what)
 
 
 WORDS: Mapping[type, str | Callable[[Any], str]] = {
     # events
-    e.Received: "hears from {sender}: {told}",
-    e.Delivered: "{to} has received: {told}",
+    e.Received: lambda it: f"hears from {it.sender}: {tell(it.message)}",
+    e.Delivered: lambda it: f"{it.to} has received: {tell(it.message)}",
     e.SendFailed: lambda it: (
         f"{it.to} {'is gone' if it.gone else 'does not answer'}, not delivered: {tell(it.message)}"
     ),
-    e.Closed: "loses its connection to {peer}",
-    e.Moving: "sees a transfer with {peer} go on",
-    e.Discovered: "finds {peer} in the DHT",
-    e.Granted: "learns by which invitation {peer} is in the run",
-    e.Measured: "measures a bandwidth of {bandwidth:.3g}",
+    e.Closed: lambda it: f"loses its connection to {it.peer}",
+    e.Moving: lambda it: f"sees a transfer with {it.peer} go on",
+    e.Discovered: lambda it: f"finds {it.peer} in the DHT",
+    e.Granted: lambda it: f"learns by which invitation {it.peer} is in the run",
+    e.Measured: lambda it: f"measures a bandwidth of {it.bandwidth:.3g}",
     e.Reachable: lambda it: f"finds that others {'can' if it.reachable else 'cannot'} dial it",
-    e.Stepped: "makes an inner step of {step_time_s:.2f} s",
+    e.Stepped: lambda it: f"makes an inner step of {it.step_time_s:.2f} s",
     e.Pause: lambda it: "pauses training" if it.paused else "resumes training",
     e.Merge: "asks for newer states",
-    e.Contribute: "has made {steps} for fragment {fragment}",
-    e.Averaged: "has the mean of slice {number} on {at}",
-    e.Applied: "has made the outer step to {at}",
-    e.Filled: "has loaded slice {number} of {at}",
-    e.Rolled: "has brought slice {number} to {at}",
-    e.Digested: "has the digests of {at}",
-    e.Damaged: "finds {slices} of {at} damaged",
-    e.Found: "founds the run, generation {generation}",
+    e.Contribute: lambda it: f"has made {_steps(it.weight)} for fragment {it.fragment}",
+    e.Averaged: lambda it: f"has the mean of slice {it.number} on {_place(it)}",
+    e.Applied: lambda it: f"has made the outer step to {_place(it)}",
+    e.Filled: lambda it: f"has loaded slice {it.number} of {_place(it)}",
+    e.Rolled: lambda it: f"has brought slice {it.number} to {_place(it)}",
+    e.Digested: lambda it: f"has the digests of {_place(it)}",
+    e.Damaged: lambda it: f"finds {_slices(it.numbers)} of {_place(it)} damaged",
+    e.Found: lambda it: f"founds the run, generation {it.generation}",
     e.Restore: lambda it: f"restores {', '.join(_at(state.fragment, state.version) for state in it.states)}",
-    e.Revised: "learns of {revision}",
-    e.Expelled: "expels {peer}: {reason}",
+    e.Revised: lambda it: f"learns of {it.revision}",
+    e.Expelled: lambda it: f"expels {it.peer}: {it.reason}",
     e.Depart: "leaves the run",
     e.Wakeup: "wakes up",
     # effects
-    e.Send: "sends {to} {told}",
+    e.Send: lambda it: f"sends {it.to} {tell(it.message)}",
     e.Average: lambda it: (
         f"averages slice {it.number} of {_names(part.author for _, part in it.slices)} on {_at(it.fragment, it.base)}"
     ),
     e.Apply: lambda it: f"applies the commit of {_at(it.commit.fragment, it.commit.version)}",
-    e.Fill: "loads slice {number} of {at}",
+    e.Fill: lambda it: f"loads slice {it.number} of {_place(it)}",
     e.Roll: lambda it: f"brings slice {it.mean.number} to {_at(it.commit.fragment, it.commit.version)}",
     e.Accept: lambda it: (
         f"moves {', '.join(f'fragment {of} to {_version(version)}' for of, version in it.proposals)}"
         if it.numbers is None
         else f"repairs {_slices(it.numbers)} of {', '.join(_at(*one) for one in it.proposals)}"
     ),
-    e.Keep: "keeps {slices} of fragment {fragment} as they are: nobody else has them",
+    e.Keep: lambda it: f"keeps {_slices(it.numbers)} of fragment {it.fragment} as they are: nobody else has them",
     e.Load: lambda it: (
         f"merges {'; '.join(map(_loaded, it.fragments)) or 'nothing'}; "
         f"due: {'nothing' if it.due is None else f'fragment {it.due}'}"
@@ -108,9 +97,9 @@ WORDS: Mapping[type, str | Callable[[Any], str]] = {
     e.Start: "holds all fragments: training may begin",
     e.Changed: "has a newer state for its trainer",
     e.Finished: "reaches the end of the run",
-    e.Note: "notes {kind}: {text}",
-    e.Died: "counts a death of {peer}: {cause}",
-    e.Complaint: "complains of {peer}: {why}",
+    e.Note: lambda it: f"notes {it.kind}: {it.text}",
+    e.Died: lambda it: f"counts a death of {it.peer}: {it.cause}",
+    e.Complaint: lambda it: f"complains of {it.peer}: {it.why}",
     # messages
     m.Probe: lambda it: f"a probe, {_summary(it.summary)}",
     m.ProbeAck: lambda it: f"an answer to a probe, {_summary(it.summary)}",
@@ -119,12 +108,12 @@ WORDS: Mapping[type, str | Callable[[Any], str]] = {
         f"contribution {it.id}{f' with the progress since {it.oldest}' if it.oldest != it.id else ''} to "
         f"{_at(it.fragment, it.base)}: {_steps(it.weight)}"
     ),
-    m.Slice: "slice {number} of contribution {id} of {author} to {at}",
+    m.Slice: lambda it: f"slice {it.number} of contribution {it.id} of {it.author} to {_place(it)}",
     m.Close: lambda it: (
         (f"its choice {_chosen(it.choice)}" if it.choice else f"the owners {_names(dict.fromkeys(it.owners))}")
         + f" on {_at(it.fragment, it.base)}{_term(it.term)}"
     ),
-    m.Mean: "the mean of slice {number} on {at}",
+    m.Mean: lambda it: f"the mean of slice {it.number} on {_place(it)}",
     m.Lack: lambda it: (
         f"that it lacks slices on {_at(it.fragment, it.base)}: "
         f"{'; '.join(f'{number} of {_names(peers)}' for number, peers in it.missing) or 'none'}"
@@ -137,10 +126,10 @@ WORDS: Mapping[type, str | Callable[[Any], str]] = {
     m.Want: lambda it: (
         f"a request for {it.what.value}{f' {_slices(it.numbers)}' if it.numbers else ''} of {_at(it.fragment, it.base)}"
     ),
-    m.Claim: "a claim on {at}, term {term}",
-    m.Vote: "its vote for {holder} on {at}, term {term}",
-    m.Held: "that it holds {at}",
-    m.Stale: "a refusal: {id} is too stale for {at}",
+    m.Claim: lambda it: f"a claim on {_place(it)}, term {it.term}",
+    m.Vote: lambda it: f"its vote for {it.holder} on {_place(it)}, term {it.term}",
+    m.Held: lambda it: f"that it holds {_place(it)}",
+    m.Stale: lambda it: f"a refusal: {it.id} is too stale for {_place(it)}",
     m.Ask: lambda it: (
         "a question for its versions"
         if it.fragment is None
@@ -148,16 +137,9 @@ WORDS: Mapping[type, str | Callable[[Any], str]] = {
     ),
     m.Told: lambda it: f"its versions: {', '.join(f'{_version(one)} of {one.samples} samples' for one in it.versions)}",
     m.Head: lambda it: f"the state of {_at(it.state.fragment, it.state.version)}",
-    m.Part: "slice {number} of {at}",
+    m.Part: lambda it: f"slice {it.number} of {_place(it)}",
 }
 """What is told of each kind of event, effect and message."""
-
-_MADE: Mapping[str, Callable[[Any], str]] = {
-    "at": lambda it: _at(it.fragment, it.version if hasattr(it, "version") else it.base),
-    "told": lambda it: tell(it.message),
-    "steps": lambda it: _steps(it.weight),
-    "slices": lambda it: _slices(it.numbers),
-}
 
 
 def _summary(summary: m.Summary) -> str:
@@ -189,6 +171,10 @@ def _steps(weight: float) -> str:
 
 def _slices(numbers: tuple[int, ...]) -> str:
     return f"slice{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _place(it: Any) -> str:
+    return _at(it.fragment, it.version if hasattr(it, "version") else it.base)
 
 
 def _at(fragment: int, version: Version) -> str:

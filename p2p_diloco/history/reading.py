@@ -22,7 +22,7 @@ import msgspec
 
 from p2p_diloco.core.events import Depart, Effect
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.errors import ConfigError, listed, reason
 from p2p_diloco.history.entry import Entry, tell
 from p2p_diloco.node.history import GZIP, SUFFIX, Clock, End, Fed, Head, Name, read_head, read_line
 
@@ -97,12 +97,10 @@ def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
             _add(lives.setdefault((head.peer, head.started), Life(head)), path)
     others = [path.name for path, head in wanted if head.run_id == first.run_id and _run(head) != _run(first)]
     if others:
-        log.warning("left out, because they are of other foundings of the run %s: %s", first.run_id, _some(others))
+        log.warning(
+            "left out, because they are of other foundings of the run %s: %s", first.run_id, listed(others[::-1], 3)
+        )
     return list(lives.values())
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[-most:]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _run(head: Head) -> tuple[str, str, float]:

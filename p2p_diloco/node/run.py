@@ -11,7 +11,7 @@ from functools import cached_property
 from hashlib import blake2b
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.config.rates import Rates
+from p2p_diloco.config.run import Rates
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError

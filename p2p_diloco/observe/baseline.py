@@ -11,7 +11,7 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -19,7 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from p2p_diloco.errors import ConfigError, UsageError, reason
+from p2p_diloco.node.metrics import PREFIX
 from p2p_diloco.observe.plot import value_at
 from p2p_diloco.observe.snapshot import Compared, RunEvent, RunStatus, Snapshot
 
@@ -31,16 +35,23 @@ LOSSES = ("held_out_loss", "loss")
 Curve = Sequence[tuple[float, float]]
 """(samples, loss) points with rising samples; no two have the same samples."""
 
+METRICS: tuple[tuple[str, str, Callable[[Compared], float]], ...] = (
+    ("baseline_loss", "The baseline's loss at the run's samples.", lambda one: one.baseline),
+    ("baseline_excess_ratio", "The share by which the loss is above the baseline: 0.06 = 6 %.", lambda one: one.excess),
+    ("baseline_exceeded", "1 while that share is more than --baseline-bound, else 0.", lambda one: float(one.above)),
+)
+
 log = logging.getLogger(__name__)
 
 
-class Baseline:
-    """Compares snapshots of one run with a baseline."""
+class Baseline(Collector):
+    """Compares snapshots of one run with a baseline, and tells Prometheus the newest comparison."""
 
     def __init__(self, curves: Mapping[str, Curve], bound: float = BOUND) -> None:
         """`curves`: by the name of the loss, each with at least one point. `bound`: as `BOUND`."""
         self._curves, self._bound = curves, bound
         self._above_since: float | None = None
+        self._newest: RunStatus | None = None
 
     @classmethod
     def read(cls, path: Path, bound: float = BOUND, tokens_per_sample: float | None = None) -> Baseline:
@@ -69,7 +80,7 @@ class Baseline:
         """The snapshot with the comparison. While the loss exceeds the baseline's by more than the bound, one of its
         events tells since when."""
         compared = self._compared(seen.run)
-        run = replace(seen.run, compared=compared)
+        run = self._newest = replace(seen.run, compared=compared)
         if compared is None or not compared.above:
             self._above_since = None if compared else self._above_since  # without a comparison it may still be above
             return replace(seen, run=run)
@@ -79,6 +90,15 @@ class Baseline:
             log.warning("run %s: %s: %.4f against %.4f", run.run_id, text, compared.loss, compared.baseline)
         event = RunEvent(self._above_since, "baseline", text)
         return replace(seen, run=replace(run, events=tuple(sorted((*run.events, event), key=lambda e: e.time))))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the newest comparison, if there is one. Called in the HTTP server's thread."""
+        if (run := self._newest) is None or run.compared is None:
+            return
+        for name, meaning, of in METRICS:
+            family = GaugeMetricFamily(PREFIX + name, meaning, labels=["run"])
+            family.add_metric([run.run_id], of(run.compared))
+            yield family
 
     def _compared(self, run: RunStatus) -> Compared | None:
         for name in LOSSES:

@@ -1,18 +1,26 @@
 """What the person in front of the screen has chosen: the order of the peers, the marked peer, and whether only this
-peer is shown.
+peer is shown. Reads the keys, too.
 
-Law: keys in, choices out; nothing here draws or reads the terminal.
+Law: keys in, choices out; nothing here draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.node.status import PeerStatus
 
 UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
+_NAMED = {"\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "\r": ENTER, "\n": ENTER, "\x1b": ESCAPE}
+READ_BYTES = 64
 
 ORDERS: dict[str, Callable[[PeerStatus], tuple[Any, ...]]] = {
     "name": lambda peer: (),
@@ -67,3 +75,43 @@ class Browsing:
                 self.alone = self.chosen(peers) is not None
             case "escape":
                 self.alone, self.marked = False, self.marked if self.alone else None
+
+
+@contextlib.contextmanager
+def keys(press: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, call `press` in the event loop with the name of each key: a letter, or one of `UP`, `DOWN`,
+    `ENTER` and `ESCAPE`. At its end the terminal's settings are restored. Without a terminal at stdin there are no
+    keys."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(terminal)
+
+    def read() -> None:
+        if not (text := os.read(terminal, READ_BYTES).decode(errors="ignore")):
+            loop.remove_reader(terminal)  # the terminal is gone
+        for key in named(text):
+            press(key)
+
+    try:
+        tty.setcbreak(terminal)
+        loop.add_reader(terminal, read)
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def named(text: str) -> list[str]:
+    """The names of the keys that make a terminal send this text. Unknown sequences are left out."""
+    found = list[str]()
+    while text:
+        sequence = next((one for one in _NAMED if len(one) > 1 and text.startswith(one)), None)
+        if sequence is None and text.startswith("\x1b["):
+            return found
+        one = sequence or text[0]
+        text = text[len(one) :]
+        if one in _NAMED or one.isprintable():
+            found.append(_NAMED.get(one, one))
+    return found

@@ -23,8 +23,7 @@ from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
 from p2p_diloco.node.run_record import REVISION, REVISIONS, Founding, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.observe.look import look, run_record
-from p2p_diloco.observe.snapshot import Snapshot, weighed
+from p2p_diloco.observe.snapshot import Snapshot, look, run_record, weighed
 
 if TYPE_CHECKING:
     from p2p_diloco.net.certificates import RunKey
@@ -161,7 +160,7 @@ async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
         Refused: there is no such run, it has ended, or a peer other than the asker has founded it; or most of its peers
             know of a revision that can't be read.
     """
-    record = await _until(lambda: run_record(dht, run_id), FOUND_S)
+    record = await until(lambda: run_record(dht, run_id), FOUND_S)
     if record is None:
         wrong = "is no run that these peers know, or a run of another version"
         mend = "check that its peers are up, and the spelling; `p2p-diloco status` shows a run"
@@ -173,7 +172,7 @@ async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
             mend="only its founder may change it: name the file that this peer was started with",
         )
     founding = Founding.of(run_id, record, asker.run)
-    found = await _until(lambda: _revision(dht, founding), FOUND_S)
+    found = await until(lambda: _revision(dht, founding), FOUND_S)
     if found is None:
         wrong = f"peers know of a revision of the run {run_id} that can't be read from here"
         raise Refused(wrong, mend="try again in a moment; its peers store it again")
@@ -241,12 +240,12 @@ async def _revised(
     """Sign the revision, store it in the DHT, and wait until it has arrived."""
     founding = present.founding
     revision = dataclasses.replace(bare, proof=as_text(asker.key.sign(REVISION, founding.statement(bare))))
-    if not await _until(lambda: store_revision(dht, founding, revision), within_s):
+    if not await until(lambda: store_revision(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
     return await _arrived(dht, present, revision, within_s, saving=saving)
 
 
-async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
+async def until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
     """Call `ask` until its result is true or `within_s` has passed. Returns the last result."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + within_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from p2p_diloco.errors import few
+from p2p_diloco.errors import listed
 from p2p_diloco.node.status import SHARES, DataProgress, PeerStatus
 from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure, seconds
 from p2p_diloco.observe.snapshot import Snapshot
@@ -132,7 +132,7 @@ def told_of(peers: Sequence[PeerStatus]) -> list[str]:
     for peer in peers:
         if peer.waits_for:
             waiting.setdefault(peer.waits_for, []).append(peer.name)
-    told += [f"{few(names)}: {waits_for}" for waits_for, names in waiting.items()]
+    told += [f"{listed(names, 3)}: {waits_for}" for waits_for, names in waiting.items()]
     return told + [f"{peer.name}: refused {one.count:,} of {one.peer}, the last one: {one.why}"
                    for peer in peers for one in peer.refused]  # fmt: skip
 

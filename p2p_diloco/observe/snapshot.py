@@ -1,23 +1,33 @@
-"""Describes the state of a run by one frozen value. It is made from DHT records: the run's own and its peers'.
+"""Describes the state of a run by one frozen value. It is made from DHT records: the run's own and its peers', which
+`look` reads.
 
-Law: pure. Records come from strangers and were validated on reading (`node.status`); nothing here raises. What the
-records say of the run as a whole is the middle of what its peers say (`weighed`), so no single peer decides it. The
-fields, and what `to_json` makes of them, are documented in docs/status.md; a change of their meaning raises
-`SCHEMA_VERSION`.
+Law: an observer only reads, in client mode, stores nothing and takes no messages. All else is pure. Records come from
+strangers and were validated on reading (`node.status`); nothing here raises. What the records say of the run as a whole
+is the middle of what its peers say (`weighed`), so no single peer decides it. The fields, and what `to_json` makes of
+them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import math
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median_high
 
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node.board import clean
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.privacy import Access
+from p2p_diloco.node.records import read_peers
+from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, highest
 
 SCHEMA_VERSION = 2
@@ -133,6 +143,48 @@ class Snapshot:
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
+@contextlib.asynccontextmanager
+async def observer(initial_peers: Sequence[str], invitation: Invitation | None = None) -> AsyncIterator[Records]:
+    """A member of the DHT that no peer can dial; it leaves at the end of the `with` block. `invitation`: one to the
+    private run whose records are read; None: they belong to an open run.
+
+    Raises:
+        NoBootstrapReached: none of the initial peers answered. ConfigError: the invitation can't be used.
+    """
+    from p2p_diloco.net.dht import DhtPeer
+
+    dht = await DhtPeer.create(PeerConfig(initial_peers=tuple(initial_peers), client_mode=True))
+    try:
+        if invitation is None:
+            yield dht
+        else:
+            yield SealedRecords(dht, Membership(invitation, dht.peer_id, time.time()))
+    finally:
+        await dht.close()
+
+
+async def look(dht: Records, run_id: str) -> Snapshot:
+    """Make a snapshot of a run from its present DHT records. Records that can't be fetched are left out."""
+    # at once: a member of the DHT that has frozen holds up each question for seconds
+    peers, record = await asyncio.gather(read_peers(dht, run_id), run_record(dht, run_id))
+    return snapshot(run_id, record, peers.values(), time.time())
+
+
+async def run_record(dht: Records, run_id: str) -> RunRecord | None:
+    """Read the run's record; None if none can be read. If several peers have founded the run, the record with the
+    lowest hash wins, as it does for joiners; in a private run only records that the run key signed count."""
+    try:
+        found = await BOARD.fetch(dht, run_id)
+    except Unreachable:
+        return None
+    access = Access(dht.membership) if isinstance(dht, SealedRecords) else None
+    for _, value in sorted(found.items()):
+        if access is None or access.founded_by_the_key(run_id, value):
+            with contextlib.suppress(ValueError):
+                return RunRecord.unpack(value)
+    return None
+
+
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
     """Make the snapshot of a run from its records. `now`: the present time, in seconds since 1970."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
@@ -193,10 +245,10 @@ def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
     """By the last letters of a dead peer's id, as the texts of deaths name it: when others last noticed the death."""
     found = dict[str, float]()
     for peer in peers:
-        for text, time in newest_deaths(peer).items():
+        for text, noticed in newest_deaths(peer).items():
             if dead := DEAD.search(text):
                 letters = dead[1] or dead[2]
-                found[letters] = max(time, found.get(letters, -math.inf))
+                found[letters] = max(noticed, found.get(letters, -math.inf))
     return found
 
 

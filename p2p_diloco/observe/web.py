@@ -1,4 +1,5 @@
-"""The dashboard's web server: one page, the events that keep it up to date, and what its buttons ask for.
+"""The dashboard's web server: one page, the events that keep it up to date, and what its buttons do: the founder's
+changes of a run, one at a time, as the commands `set`, `stop`, `save` and `kick` make them.
 
 Law: only reads, unless it is given `Controls`. A browser gets in with a link that works once and leaves a cookie; a
 request with neither gets 401 and learns nothing. Requests that another site makes in the user's browser are refused,
@@ -7,12 +8,17 @@ and so are requests to a host name that isn't this machine's own: another site's
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import (
@@ -26,10 +32,13 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.revision import CHANGEABLE
+from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
+from p2p_diloco.net.interface import Records
 from p2p_diloco.net.own_addresses import names_this_machine
-from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
+from p2p_diloco.observe.revise import Asker, Outcome, revise, save, stop
 
 COOKIE = "p2p_diloco_dashboard_{port}"
 """Browsers don't keep the cookies of two ports of one machine apart, so each dashboard names its cookie by its port."""
@@ -46,6 +55,10 @@ HEADERS = {
 }
 
 WISH_BYTES_MAX = 4096
+END_S = 1
+"""Seconds that browsers get to close their connections at the end."""
+WITHIN_S = 30.0
+"""The most seconds to wait until the peers know of a change."""
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +101,74 @@ class Door:
             answer.set_cookie(cookie, self._session, httponly=True, samesite="strict")
             return answer
         return PlainTextResponse("open the link that `p2p-diloco dashboard` printed last; each works once", 401)
+
+
+class Controls:
+    """Carries out the changes of a run that a browser asks for, in the founder's name.
+
+    Args:
+        run_id: the run to change.
+        asker: the founder's identity, or the run key. If None, the dashboard can't change, save or stop the run.
+        records: opens the DHT for one change.
+        kick: revokes an invitation, which disconnects the peers that use it. Its argument is the invitation's name, its
+            grant's id, or the id of the peer that it was made for. If `kick` is None, the dashboard can't revoke any.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        asker: Asker | None,
+        records: Callable[[], AbstractAsyncContextManager[Records]],
+        kick: Callable[[str], Awaitable[str]] | None,
+    ) -> None:
+        self._run_id, self._asker, self._records, self._kick = run_id, asker, records, kick
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The names of what can be done."""
+        return (*(("set", "save", "stop") if self._asker else ()), *(("kick",) if self._kick else ()))
+
+    async def carry_out(self, wish: object) -> str:
+        """Carry out a wish such as {"do": "set", "values": {"outer_lr": 0.5}}; returns the outcome as a sentence.
+
+        Raises:
+            UsageError, ConfigError: the wish can't be read or can't be done. Refused, GaveUpWaiting: as `revise`.
+        """
+        asked = wish.get("do") if isinstance(wish, Mapping) else None
+        if asked not in self.offered:
+            known = asked in ("set", "save", "stop", "kick")
+            key = "--key" if asked == "kick" else "--identity-path or --key"
+            mend = f"start the dashboard with {key}" if known else f"ask for one of {', '.join(self.offered)}"
+            raise UsageError("can't be done from here", key="do", value=asked, mend=mend)
+        log.info("asked for in the browser: %s", wish)
+        async with self._one_at_a_time:
+            match wish:
+                case {"do": "kick", "name": str(name)} if self._kick and name:
+                    return await self._kick(name)
+                case {"do": "set", "values": dict(values)} if values.keys() <= set(CHANGEABLE) and values:
+                    given = RunConfig.model_validate(values).given
+                    checked = {key: given[key] for key in values}
+                    made = await self._asked(lambda dht, asker: revise(dht, self._run_id, asker, checked, WITHIN_S))
+                    return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
+                case {"do": "save"}:
+                    made = await self._asked(lambda dht, asker: save(dht, self._run_id, asker, WITHIN_S))
+                    return _told(made, f"being saved by {', '.join(made.saved_by) or 'no peer yet'}")
+                case {"do": "stop", "save": bool(keep)}:
+                    made = await self._asked(lambda dht, asker: stop(dht, self._run_id, asker, WITHIN_S, save=keep))
+                    return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")
+        raise UsageError("can't be read", key="wish", value=wish, mend="reload the page")
+
+    async def _asked(self, ask: Callable[[Records, Asker], Awaitable[Outcome]]) -> Outcome:
+        assert self._asker is not None, "it is not offered otherwise"
+        async with self._records() as dht:
+            return await ask(dht, self._asker)
+
+
+def _told(made: Outcome, text: str) -> str:
+    if not made.news:
+        return f"{text}: it is so already, and nothing was changed"
+    return f"revision {made.revision.number}: {text}; known by {', '.join(made.known_by) or 'no peer yet'}"
 
 
 def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
@@ -143,3 +224,35 @@ def _objection_to_a_wish(request: Request) -> Response | None:
     if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
         return PlainTextResponse("another page asked for this", 403)
     return None
+
+
+class Server(uvicorn.Server):
+    """A server of the application that leaves signals to `interrupts.run`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
+                                        timeout_graceful_shutdown=END_S))  # fmt: skip
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle no signal."""
+        yield
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
+            mend="choose another port, or 0 for any",
+        ) from error  # fmt: skip
+    with listener:
+        yield listener

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from p2p_diloco.errors import ConfigError, UsageError, few
+from p2p_diloco.errors import ConfigError, UsageError, listed
 from p2p_diloco.peer.extents import is_sharded, local_part
 from p2p_diloco.tensors.buffers import can_be_written
 from p2p_diloco.tensors.layout import plain_name, trainable
+
+few = partial(listed, most=3)
+"""A list of names for a sentence."""
 
 log = logging.getLogger("p2p_diloco")
 

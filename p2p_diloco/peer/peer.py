@@ -37,9 +37,8 @@ from p2p_diloco.peer.session import AnyHook, Following, Left, Session, Trainee, 
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.settings import from_environment, refuse_further_ranks, settings_of_join
-from p2p_diloco.standard_streams import keep_taken
+from p2p_diloco.standard_streams import keep_taken, show_log, tell_joined
 from p2p_diloco.tensors.layout import FragmentPlan
-from p2p_diloco.wrapped import show_log, tell_joined
 
 _NOT_LEFT = "the program ended inside the run; end the `with` block before, or call close()"
 """The reason that is logged if the interpreter ends before the peer has left: then no last exchange is made."""

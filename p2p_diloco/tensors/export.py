@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2p_diloco.errors import ConfigError, few, reason
+from p2p_diloco.errors import ConfigError, listed, reason
 from p2p_diloco.tensors.card import ModelCard
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
@@ -184,7 +184,7 @@ def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[st
         )
     if model.missing:
         raise ConfigError(
-            f"needs values that the run does not have: {few(model.missing)}",
+            f"needs values that the run does not have: {listed(model.missing, 3)}",
             key="--format",
             value="hf",
             mend="use --format safetensors, and load it into a model that has them",

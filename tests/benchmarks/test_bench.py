@@ -20,14 +20,14 @@ from rich.console import Console
 
 from examples.benchmarks import command
 from examples.benchmarks.__main__ import main
-from examples.benchmarks.group import Group
+from examples.benchmarks.group import Group, Member
 from examples.benchmarks.measure import Memory, Result, Round, round_of
 from examples.benchmarks.ours import wire_bytes
 from examples.benchmarks.plan import Plan, links_of, names_of
 from examples.benchmarks.table import as_object, drawn, figures, headline
 from p2p_diloco.cli.processes import Children
-from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import RunConfig
+from p2p_diloco.observe.figures import count_of
 
 PLAN = Plan(2, 25_000_000, "bf16", 1, 3, beside=("gloo",))
 
@@ -229,7 +229,7 @@ def group_of(children: Children, *says: str) -> Group:
     members = []
     for word in says:
         command = [sys.executable, "-c", ECHO, word]
-        members.append(children.start(f"p{len(children.all)}", command, listens=True))
+        members.append(Member.start(children, f"p{len(children.all)}", command))
     return Group(PLAN, "x", members, 100, Memory({}))
 
 

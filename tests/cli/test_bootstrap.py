@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from p2p_diloco.addresses import check_peer_address
-from p2p_diloco.cli.bootstrap import announcement, serve
+from p2p_diloco.cli.bootstrap import _public_key, announcement
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.framing import Frame, Message, Refused
 from p2p_diloco.net.relay import RELAY, asking
@@ -60,7 +60,7 @@ def test_json_has_the_same() -> None:
 def test_a_run_key_that_cannot_be_read_is_a_usage_error(text: str) -> None:
     """Before anything is started."""
     with pytest.raises(UsageError, match="is no public key of a run") as error:
-        serve("127.0.0.1", 0, {}, run_keys=["00" * 32, text])
+        _public_key(text)
     assert (error.value.key, error.value.value) == ("--run-key", text)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from examples.benchmarks.network import NoNetwork
-from p2p_diloco.cli.doctor.examination import Wish, examine
+from p2p_diloco.cli.doctor.examination import examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.certificates import RunKey
@@ -127,7 +127,7 @@ def with_alice(invitation: Invitation | None = None) -> tuple[Report, str]:
             assert await alice.store(BOARD.key("r", alice.peer_id), alice.peer_id, status.pack(), 30.0)
             invite = None if invitation is None else invitation.line()
             peer = PeerConfig(run_id="r", initial_peers=tuple(seed.daemon.addresses), invite=invite)
-            return await examine(Wish(RunConfig(), peer), limit_s=40.0), alice.peer_id
+            return await examine(RunConfig(), peer, limit_s=40.0), alice.peer_id
         finally:
             await alice.close()
             await seed.close()

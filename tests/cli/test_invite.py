@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,15 +12,17 @@ import pytest
 
 from p2p_diloco.cli import invite as module
 from p2p_diloco.cli import main
+from p2p_diloco.cli.dashboard import _controls
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.cli.join import settings_of
-from p2p_diloco.cli.revise import asker_of
+from p2p_diloco.cli.revise import founder_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.certificates import RunKey
-from p2p_diloco.net.invited import Issued, read_invitation, write_files
+from p2p_diloco.net.invited import Issued, key_of, read_invitation, write_files
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.revise import Asker
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
@@ -102,16 +104,33 @@ def test_nobody_can_be_kicked_from_an_open_run(folder: Path, capsys: pytest.Capt
     assert "found the run without --open" in told
 
 
+def revocations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The grants that commands revoke from now on, without a network."""
+    revoked: list[bytes] = []
+
+    @contextlib.asynccontextmanager
+    async def observer(*_: object) -> AsyncIterator[None]:
+        yield
+
+    async def revoke(dht: object, own: object, key: object, issued: object, ids: Sequence[bytes]) -> int:
+        revoked.extend(ids)
+        return len(revoked)
+
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", observer)
+    monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
+    monkeypatch.setattr(module, "_revoke", revoke)
+    return revoked
+
+
 def test_a_peer_is_kicked_by_the_invitation_that_was_made_for_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The invitation bound to a peer id is revoked, and those that any peer may use are named."""
-    revoked: list[str] = []
-    monkeypatch.setattr(module, "revoke", lambda target, *_, **__: revoked.append(target))
+    revoked = revocations(monkeypatch)
     for name, peer in (("alice", PEER), ("bob", None)):
         assert call("invite", "--name", name, *(("--peer", peer) if peer else ())) == 0
     assert call("kick", PEER) == 0
-    assert [bytes.fromhex(id) for id in revoked] == Issued.beside(folder / "r.key").ids_of("alice")
+    assert revoked == Issued.beside(folder / "r.key").ids_of("alice")
     assert "can come back with it: bob, shared; revoke that one," in " ".join(capsys.readouterr().err.split())
 
 
@@ -142,23 +161,17 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     with it; else a sentence names those peers."""
     assert call("invite", "--name", "carol", "--peer", PEER) == 0
 
-    @contextlib.asynccontextmanager
-    async def observer(*_: object) -> AsyncIterator[None]:
-        yield
-
     async def look(*_: object) -> Snapshot:
         return seen(*peers)
 
     async def record(*_: object) -> SimpleNamespace:
         return SimpleNamespace(founder="a-id")
 
-    for name, value in (("observer", observer), ("look", look), ("run_record", record)):
-        monkeypatch.setattr(f"p2p_diloco.observe.look.{name}", value)
-    revoked: list[str] = []
-    monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
-    monkeypatch.setattr(module, "revoke", lambda name, *_, **__: revoked.append(name))
+    for name, value in (("look", look), ("run_record", record)):
+        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
+    revoked = revocations(monkeypatch)
     assert call("kick", "bob") == (2 if sentence else 0)
-    assert revoked == ([] if sentence else ["shared"])
+    assert revoked == ([] if sentence else Issued.beside(folder / "r.key").ids_of("shared"))
     assert sentence in capsys.readouterr().err
 
 
@@ -190,16 +203,30 @@ def test_another_text_is_no_time(text: str) -> None:
 def test_the_run_key_beside_the_invitation_changes_the_run(folder: Path) -> None:
     """The founder needs no identity file; a member without the key can change nothing. An identity file comes first."""
     invitation = read_invitation(PeerConfig(invite="r.invite"))
-    asker = asker_of(PeerConfig(invite="r.invite"), invitation)
+
+    def asker_of(peer: PeerConfig) -> Asker | None:
+        return founder_of(invitation, peer.identity_path, key_of(peer, invitation))[0]
+
+    asker = asker_of(PeerConfig(invite="r.invite"))
     assert asker is not None
     assert isinstance(asker.key, RunKey)
     assert (asker.run, asker.key.public, asker.peer_id) == (invitation.grant.run, asker.run, None)
     (folder / "alice.identity").write_bytes((own := SigningKey.create()).content)
     given = PeerConfig(invite="r.invite", identity_path="alice.identity")
-    assert (named := asker_of(given, invitation)) is not None
+    assert (named := asker_of(given)) is not None
     assert named.peer_id == own.peer_id
     (folder / "r.key").unlink()
-    assert asker_of(PeerConfig(invite="r.invite"), invitation) is None
+    assert asker_of(PeerConfig(invite="r.invite")) is None
+
+
+def test_the_page_offers_what_the_given_keys_allow(folder: Path) -> None:
+    """The founder's identity file: to change and end the run; the run's key: also to put peers out. Without: none."""
+    (folder / "alice.identity").write_bytes(SigningKey.create().content)
+    private, change = PeerConfig(invite="r.invite"), ("set", "save", "stop")
+    assert _controls(private, None, None).offered == ()
+    assert _controls(private, Path("alice.identity"), None).offered == change
+    assert _controls(private, None, Path("r.key")).offered == (*change, "kick")
+    assert _controls(PeerConfig(), None, Path("r.key")).offered == ("kick",)
 
 
 def test_commands_find_the_invitation_in_their_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
 from p2p_diloco.cli import carry_out
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBootstrapReached, P2PDilocoError
-from p2p_diloco.wrapped import JOINED_FILE
+from p2p_diloco.standard_streams import JOINED_FILE
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 TO = ["join", "--initial-peers", ADDRESS]
@@ -37,7 +37,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def mistakes() -> list[tuple[list[str], int, str]]:
     return [
         (["jion"], 2, "No such command 'jion'"),
-        (["simulate", "--seeds", "9"], 2, "simulate is no command any more: simulated worlds are played"),
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),
         (["status"], 2, "--initial-peers names no address"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli import join
+from p2p_diloco.cli import carry_out, join
 from p2p_diloco.cli.join import CHOSEN, sleeping_threads
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
@@ -31,5 +31,5 @@ def test_a_command_gets_it(chosen: dict[str, str], found: str, tmp_path: Path, m
     monkeypatch.setattr(join, "check_initial_peers", lambda *_: None)
     told = tmp_path / "told"
     command = ["sh", "-c", f"printf %s \"$OMP_WAIT_POLICY\" > '{told}'"]
-    assert join.join_run({"initial_peers": [ADDRESS]}, {}, None, command) == 0
+    assert carry_out(["join", "--initial-peers", ADDRESS, "--", *command]) == 0
     assert told.read_text() == found

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.cli import carry_out
-from p2p_diloco.cli.plan import inputs, measure
+from p2p_diloco.cli.plan import inputs
 from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
@@ -173,7 +173,7 @@ def test_a_runs_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         async def observer(*_: object) -> AsyncIterator[Any]:
             yield eyes
 
-        monkeypatch.setattr("p2p_diloco.observe.look.observer", observer)
+        monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", observer)
         with pytest.raises(ConfigError, match="run_id=main has no record or no live peer"):
             await inputs._look(PeerConfig(initial_peers=(ADDRESS,)))
         run = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "ann-id", 0.0)
@@ -242,7 +242,7 @@ def test_without_transformers_a_config_is_an_error_that_names_params(
 def test_a_scripts_steps_are_timed_and_it_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The script would make 100,000 steps of at least 0.02 s. What it prints does not go to stdout."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    found = measure.step_time([sys.executable, str(tmp_path / "train.py"), "100000"], 5)
+    found = inputs.step_time([sys.executable, str(tmp_path / "train.py"), "100000"], 5)
     assert 0.02 <= found < 5
     assert capfd.readouterr().out == ""
 
@@ -251,10 +251,10 @@ def test_a_script_with_too_few_steps_is_an_error() -> None:
     """Here it writes the times itself: of five steps, three of which warm up."""
     five = "import os; open(os.environ['PLAN_TIMES_FILE'] + '.1', 'w').write('1.0\\n' * 5)"
     with pytest.raises(UsageError, match=r"--measure=.* ended \(exit code 0\) before .*; mend it, or give --step-time"):
-        measure.step_time([sys.executable, "-c", five], 5)
+        inputs.step_time([sys.executable, "-c", five], 5)
 
 
 def test_a_script_that_makes_no_step_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "MEASURE_S", 0.5)
+    monkeypatch.setattr(inputs, "MEASURE_S", 0.5)
     with pytest.raises(UsageError, match="made too few steps of a torch optimizer"):
-        measure.step_time([sys.executable, "-c", "import time; time.sleep(60)"], 5)
+        inputs.step_time([sys.executable, "-c", "import time; time.sleep(60)"], 5)

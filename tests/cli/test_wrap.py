@@ -20,9 +20,10 @@ pytestmark = pytest.mark.real
 ENDS = "import sys, os, signal; exec(sys.argv[1])"
 WRAPPER = """
 import os, sys
-from p2p_diloco.cli.wrap import run_command
+from p2p_diloco.cli import wrap
 command = [sys.executable, "-c", sys.argv[1]]
-sys.exit(run_command(command, os.environ, by_kernel=sys.argv[2] == "kernel"))
+wrap.BY_KERNEL = sys.argv[2] == "kernel"
+sys.exit(wrap.run_command(command, os.environ))
 """
 SLEEPER = """
 import os, signal, sys, time

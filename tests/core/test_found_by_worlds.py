@@ -367,6 +367,31 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
     assert len(asked) <= 4, f"asked for {asked}"
 
 
+def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> None:
+    """A's and B's transfers to X go on and on. X kept slices whose next mean was lost, and never had its state."""
+    world = World("AB")
+    world.reach(2)
+    newcomer, lost = world.join("X"), list[Mean]()
+
+    def loses(_sender: str, to: str, message: Message) -> float | None:
+        if to != "X" or not isinstance(message, Mean | Part):
+            return None
+        staged = newcomer.replica.fetching.fetches[0].staged if newcomer.replica.fetching.fetches else {}
+        if isinstance(message, Mean) and message.number in staged and len(lost) < 2:
+            lost.append(message)
+            return LOST
+        return 1.0 + 2 * message.number if isinstance(message, Part) else None
+
+    world.rules_of_net.append(loses)
+    for _ in range(60):
+        if world.run(1.0, lambda: newcomer.replica.has_state):
+            break
+        for owner in "AB":
+            world.handle("X", e.Moving(owner))
+    assert newcomer.replica.has_state, world.tell()
+    assert lost
+
+
 def test_a_mean_that_comes_just_before_its_slice_is_asked_for_is_kept() -> None:
     """An owner is a little ahead of X's donor, whose slice is at the version before. The mean was dropped, and X waited
     for it in vain."""

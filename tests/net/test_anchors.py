@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net.hivemind_library import DHTID, DHTLocalStorage, PeerID, dht_pb2
-from p2p_diloco.observe.look import observer
+from p2p_diloco.observe.snapshot import observer
 from tests.net.patience import awaited, until
 from tests.net.swarm import join
 

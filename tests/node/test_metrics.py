@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, PeersCollector, served
 from p2p_diloco.node.status import Deaths, LastRound, PeerStatus, Submissions, Ways
-from p2p_diloco.observe.run_metrics import RUN_METRICS
+from p2p_diloco.observe.baseline import METRICS as RUN_METRICS
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 

@@ -1,4 +1,4 @@
-"""The dashboard: who gets in, and what a browser shows."""
+"""The dashboard: who gets in, what a browser shows, and what its buttons do."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvicorn
 
-from p2p_diloco.cli import dashboard
-from p2p_diloco.cli.dashboard import Server, _listening
+from p2p_diloco.cli import carry_out, dashboard
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
-from p2p_diloco.observe.controls import Controls
+from p2p_diloco.observe import revise as module
+from p2p_diloco.observe.baseline import Baseline
 from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.snapshot import snapshot
-from p2p_diloco.observe.web import COOKIE, Door, application
+from p2p_diloco.observe.revise import Asker
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
+from p2p_diloco.observe.web import COOKIE, Controls, Door, Server, application, listening
+from tests.net.memory import MemoryTransport
+from tests.net.patience import awaited
+from tests.observe.test_revise import Identity, Swarm
 
 Answer = tuple[int, dict[str, str], str]
 NASTY = "<script>document.title='broken'</script>"
@@ -189,9 +192,9 @@ def test_no_other_page_can_press_a_button(browser: Browser, headers: dict[str, s
 
 
 def test_a_port_in_use_is_named() -> None:
-    with _listening("127.0.0.1", 0) as taken:
+    with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="--port"), _listening("127.0.0.1", port):
+        with pytest.raises(ConfigError, match="--port"), listening("127.0.0.1", port):
             pass
 
 
@@ -209,8 +212,8 @@ def shown(link: str, width: int, folder: Path, *flags: str) -> subprocess.Comple
 @contextlib.contextmanager
 def served(browser: Browser) -> Iterator[Callable[[], str]]:
     """Within the block, a function that returns the next link."""
-    with _listening("127.0.0.1", 0) as listener:
-        server = Server(uvicorn.Config(browser.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    with listening("127.0.0.1", 0) as listener:
+        server = Server(browser.app)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         yield lambda: f"http://127.0.0.1:{listener.getsockname()[1]}/?token={browser.tokens[-1]}"
@@ -273,8 +276,8 @@ def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Pa
 
 
 def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its own address and port, of what the page shows: the snapshot after the comparison."""
-    alice = PeerStatus(name="alice", peer_id="id-a", time=100.0, state="training", epoch=3)
+    """At its own address and port, of what the page shows, the comparison among it."""
+    alice = PeerStatus(name="alice", peer_id="id-a", time=100.0, state="training", epoch=3, loss=2.5, counted_samples=5)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     scraped = []
@@ -283,12 +286,78 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20.0) as answer:
             return str(answer.read().decode())
 
-    async def serve(*arguments: Any) -> None:
-        arguments[4](snapshot("main", None, [], 100.0))
-        scraped.append(await asyncio.to_thread(scrape))
+    async def serve(host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot], *_: object) -> None:
+        async with contextlib.aclosing(seen_in_turn):
+            assert (await anext(seen_in_turn)).run.compared is not None
+            scraped.append(await asyncio.to_thread(scrape))
+
+    async def look(*_: object) -> Snapshot:
+        return snapshot("main", None, [alice], 100.0)
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
 
     monkeypatch.setattr(dashboard, "_serve", serve)
     monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
-    dashboard.show({}, None, host="127.0.0.1", port=0, interval_s=1.0, key=None, metrics=("127.0.0.1", port),
-                   compare=lambda seen: replace(seen, peers=(alice,)))  # fmt: skip
+    monkeypatch.setattr("p2p_diloco.cli.status._warn", nothing)
+    monkeypatch.setattr("p2p_diloco.node.curves.read", nothing)
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.look", look)
+    monkeypatch.setattr(dashboard, "read_baseline", lambda *_: Baseline({"loss": [(0, 2.0), (10, 2.0)]}))
+    assert carry_out(["dashboard", "--metrics-port", str(port)]) == 0
     assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]
+    assert 'p2p_diloco_baseline_loss{run="main"} 2.0' in scraped[0]
+
+
+# -- the buttons
+
+
+@pytest.fixture(autouse=True)
+def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "FOUND_S", 0.1)
+
+
+async def kicked(name: str) -> str:
+    return f"revoked {name}"
+
+
+def controls(swarm: Swarm, *, founder: bool = True, key: bool = True) -> Controls:
+    @contextlib.asynccontextmanager
+    async def records() -> AsyncIterator[MemoryTransport]:
+        yield swarm.eyes
+
+    asker: Any = Asker(Identity("alice-id")) if founder else None
+    return Controls("main", asker, records, kicked if key else None)
+
+
+@awaited
+async def test_a_setting_is_changed_as_by_the_command() -> None:
+    """The sentence names the values and the peers that know of them; asking again changes nothing."""
+    swarm = Swarm(outer_lr=0.6)
+    await swarm.begin([0, 0.6, 0.9, 0])
+    asking = asyncio.create_task(controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}}))
+    while not (await swarm.there()).number:
+        await asyncio.sleep(0.01)
+    await swarm.publish([1, 0.5, 0.9, 1])
+    assert await asking == "revision 1: outer_lr=0.5; known by alice"
+    again = await controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}})
+    assert again == "outer_lr=0.5: it is so already, and nothing was changed"
+    assert await controls(swarm).carry_out({"do": "kick", "name": "bob"}) == "revoked bob"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [None, [], {}, {"do": "dance"}, {"do": "set"}, {"do": "set", "values": {}},
+     {"do": "set", "values": {"codec": "fp32"}},
+     {"do": "set", "values": {"outer_lr": "much"}}, {"do": "stop"}, {"do": "stop", "save": "yes"},
+     {"do": "kick"}, {"do": "kick", "name": ""}, {"do": ["set"]}],
+)  # fmt: skip
+@awaited
+async def test_a_wish_that_means_nothing_is_refused(wish: object) -> None:
+    """Also one for a setting that can't change; nothing is stored."""
+    swarm = Swarm()
+    await swarm.begin([0, 0.7, 0.9, 0])
+    with pytest.raises((UsageError, ConfigError)):
+        await controls(swarm).carry_out(wish)
+    assert (await swarm.there()).number == 0

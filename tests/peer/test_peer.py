@@ -14,7 +14,7 @@ from torch import nn
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
-from p2p_diloco.wrapped import JOINED_FILE
+from p2p_diloco.standard_streams import JOINED_FILE
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:

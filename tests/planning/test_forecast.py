@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.planning.exchange import HEADERS, Machine
-from p2p_diloco.planning.forecast import Forecast
-from p2p_diloco.planning.memory import memory
+from p2p_diloco.planning.forecast import Forecast, memory
 
 M = 10**6
 

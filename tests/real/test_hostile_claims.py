@@ -21,7 +21,7 @@ from p2p_diloco.node.run_record import BOARD as RUN_BOARD
 from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
-from p2p_diloco.observe.look import look
+from p2p_diloco.observe.snapshot import look
 from p2p_diloco.observe.view import lines
 from tests.net.members import KEY, invitation
 from tests.net.swarm import join

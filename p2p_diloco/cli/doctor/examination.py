@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,14 +25,14 @@ from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.cli.doctor import machine, network
 from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX, Seen
 from p2p_diloco.cli.doctor.report import Found, Report, Visit
-from p2p_diloco.cli.loop import run
-from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.interrupts import run
 from p2p_diloco.net import own_addresses
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation_used import with_invitation
+from p2p_diloco.observe.figures import count_of
 from p2p_diloco.settings import read_settings
 
 if TYPE_CHECKING:
@@ -56,23 +56,14 @@ PATIENT_S = 60.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The settings with which a peer would be started. `parameters`: the number of its model's parameters; None: the
-    user gave none."""
-
-    run: RunConfig
-    peer: PeerConfig
-    parameters: int | None = None
-
-
-LOCAL: Mapping[str, Callable[[Wish], Iterable[Found]]] = {
-    "versions": lambda wish: machine.versions(),
-    "p2pd": lambda wish: machine.p2pd(machine.p2pd_path()),
-    "memory": lambda wish: machine.memory(wish.run, wish.parameters, machine.free_memory()),
-    "disk": lambda wish: machine.disk(wish.peer, wish.parameters),
+LOCAL: Mapping[str, Callable[[RunConfig, PeerConfig, int | None], Iterable[Found]]] = {
+    "versions": lambda *_: machine.versions(),
+    "p2pd": lambda *_: machine.p2pd(machine.p2pd_path()),
+    "memory": lambda run, _, parameters: machine.memory(run, parameters, machine.free_memory()),
+    "disk": lambda _, peer, parameters: machine.disk(peer, parameters),
 }
-"""The checks of this machine, which look for themselves."""
+"""The checks of this machine, which look for themselves: called with the settings of the run and of the peer, and the
+number of the model's parameters if it is known."""
 NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
     "port": network.port,
     "initial peer": network.initial_peers,
@@ -101,19 +92,22 @@ def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: st
     typer.echo(f"checking this machine and {others}: 20 s at most", err=True)
 
     async def show() -> Report:
-        report = await examine(Wish(run_config, peer, count))
+        report = await examine(run_config, peer, count)
         typer.echo(report.to_json() if as_json else report.text())
         return report  # shown before the loop ends: its end waits for threads, such as one that looks up a name
 
     return run(show()).exit_code
 
 
-async def examine(wish: Wish, limit_s: float | None = None) -> Report:
-    """Make all checks and return the report. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
-    began, seen = time.monotonic(), Seen(wish.peer)
+async def examine(
+    run_config: RunConfig, peer: PeerConfig, parameters: int | None = None, limit_s: float | None = None
+) -> Report:
+    """Make all checks for a peer with these settings, and return the report. `parameters`: the number of its model's
+    parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
+    began, seen = time.monotonic(), Seen(peer)
     limit_s = LIMIT_S if limit_s is None else limit_s
     tasks: dict[str, asyncio.Task[list[Found]]] = {
-        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(wish))))  # type: ignore[misc]
+        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(run_config, peer, parameters))))  # type: ignore[misc]
         for name, check in LOCAL.items()
     }
     tasks["network"] = asyncio.create_task(look_around(seen, tasks["p2pd"]))
@@ -172,7 +166,7 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
     await asyncio.wait({p2pd})
     if p2pd.exception() is None and any(found.verdict == "bad" for found in p2pd.result()):
         return []  # no daemon would start, and that finding has the mend
-    await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
+    await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.snapshot")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
 
@@ -236,17 +230,11 @@ async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Vi
 
 
 async def _dial_back(seen: Seen, daemon: Daemon) -> None:
-    """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
-    machine."""
+    """Ask the initial peers to dial this peer back."""
     from p2p_diloco.net.reach import ask_all
 
     asked = [address for address in daemon.addresses if not is_loopback(address)]
-    peers, announced = [peer_of(each.address) for each in seen.reached], seen.peer.announce_maddrs
-    answers = await ask_all(daemon, peers, asked, DIAL_BACK_S)
-    if not answers and seen.listen and announced:
-        whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in announced])
-        seen.tried = dict(zip(announced, whys, strict=True))
-    seen.dialled_back = answers
+    seen.dialled_back = await ask_all(daemon, [peer_of(each.address) for each in seen.reached], asked, DIAL_BACK_S)
 
 
 # -- the run's peers
@@ -257,7 +245,7 @@ async def _run_peers(peer: PeerConfig, initial_peers: Sequence[str], lock: async
     initial peer lets this one read the records: then other checks tell the reason."""
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.node.records import read_peers
-    from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.snapshot import observer
 
     try:
         async with lock, observer(initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:

@@ -33,7 +33,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError, reason
 from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.stale_sockets import FOLDER, check_writable
 from p2p_diloco.observe.figures import bytes_of
-from p2p_diloco.planning.memory import NODE_BYTES, per_parameter
+from p2p_diloco.planning.forecast import NODE_BYTES, per_parameter
 from p2p_diloco.settings import PREFIX, flag
 
 PACKAGE = "p2p-diloco"

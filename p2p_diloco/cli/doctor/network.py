@@ -79,8 +79,6 @@ class Seen:
     """The IP addresses of this machine."""
     dialled_back: Mapping[str, DialBack] | None = None
     """Initial peer -> its answer. Peers that can't dial back are left out. None: they were not asked."""
-    tried: Mapping[str, str | None] = field(default_factory=dict)
-    """Announced address -> why this machine itself can't dial it; None: it can."""
     others: list[Visit] | None = None
     """Of the run's peers; None: none was visited."""
     private: list[str] = field(default_factory=list)
@@ -269,16 +267,11 @@ def reachable(seen: Seen, installed: Callable[[str], object] = shutil.which) -> 
 
 def _unknown(seen: Seen, installed: Callable[[str], object]) -> Iterator[Found]:
     """What can be told if no initial peer can dial back."""
-    failed = {address: why for address, why in seen.tried.items() if why is not None}
     place, number = "ADDRESS", seen.port
-    if announced := [*failed, *seen.peer.announce_maddrs]:
+    if announced := seen.peer.announce_maddrs:
         place, number = host(announced[0]), port_of(announced[0])
     elsewhere = f"try `nc -vz {place} {number}` elsewhere while this peer runs"
-    if failed:
-        text = f"this machine can't dial its own announced address {announced[0]}: {failed[announced[0]]}"
-        mend = f"announce an address at which others see this machine; if {place} is the router's, some routers "
-        yield Found("warn", text, f"{mend}refuse this from inside: {elsewhere}")
-    elif seen.behind_nat and not seen.announces_public:
+    if seen.behind_nat and not seen.announces_public:
         return
     elif all(host(visit.address) in seen.own for visit in seen.reached):
         yield Found("ok", "the initial peers are on this machine, and can dial this peer")

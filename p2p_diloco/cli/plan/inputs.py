@@ -1,7 +1,8 @@
-"""Makes a forecast's inputs from flags, files and a run's records.
+"""Makes a forecast's inputs from flags, files, the timed steps of the user's script, and a run's records.
 
 Law: flags come first, then the run's records; what is still missing is an error that names the flag. What was assumed
-or taken from elsewhere is noted for the user.
+or taken from elsewhere is noted for the user. A script is not changed and joins no run: it gets none of this package's
+variables.
 """
 
 from __future__ import annotations
@@ -10,23 +11,35 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from p2p_diloco.cli.loop import run as run_in_loop
-from p2p_diloco.cli.plan.measure import step_time
-from p2p_diloco.cli.quantities import RATES, TIMES, count_of, is_zero, number
+import typer
+
+from p2p_diloco.cli.wrap import check_command, tied
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.interrupts import run as run_in_loop
+from p2p_diloco.observe.figures import RATES, TIMES, count_of, is_zero, number
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
-from p2p_diloco.settings import read_settings
+from p2p_diloco.settings import read_settings, without_ours
 
 COUNT_MAX = 1e15
 LONE_LINK = 1e9
 """The bandwidth assumed for a peer that is alone, in bytes a second; it sends nothing."""
 _SECONDS = {"": 1.0, **TIMES}
+MEASURE_S = 600.0
+WARM_UP = 3
+"""Steps that are made before those that are timed: they compile, and use memory for the first time."""
+LOOK_EVERY_S = 0.05
+END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +177,57 @@ def _count(text: str | None, key: str, what: str) -> int | None:
     return None if text is None else count_of(text, key=key, what=what, most=COUNT_MAX)
 
 
+# -- timed steps
+
+
+def step_time(command: Sequence[str], steps: int) -> float:
+    """The median time of `steps` steps of the command's optimizer, in seconds. Of several processes the slowest counts.
+
+    Raises:
+        UsageError: there is no such command, or it makes too few steps.
+    """
+    check_command(command)
+    typer.echo(
+        f"running {' '.join(command)} until {steps + WARM_UP} steps are made, {MEASURE_S:.0f} s at most", err=True
+    )
+    with tempfile.TemporaryDirectory(prefix="p2p-diloco-plan-") as folder:
+        times = Path(folder) / "times"
+        found, status = _run(command, times, steps + WARM_UP + 1)
+    if not found:
+        ended = (
+            "made too few steps of a torch optimizer within" if status is None else f"ended (exit code {status}) before"
+        )
+        wrong = f"{ended} {MEASURE_S:.0f} s" if status is None else f"{ended} it made {WARM_UP + 3} steps"
+        raise UsageError(wrong, key="--measure", value=" ".join(command), mend="mend it, or give --step-time")
+    return max(statistics.median(later - earlier for earlier, later in pairwise(each[WARM_UP:])) for each in found)
+
+
+def _run(command: Sequence[str], times: Path, wanted: int) -> tuple[list[list[float]], int | None]:
+    """Run the command until a process has made `wanted` steps. Returns the times at which each process made its steps,
+    for processes that made enough, and the command's exit code; None if this process ended the command."""
+    here = os.pathsep.join([str(Path(__file__).parent / "timing"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**without_ours(os.environ), "PYTHONPATH": here, "PLAN_TIMES_FILE": str(times)}
+    until = time.monotonic() + MEASURE_S
+    child = tied(command, env=environment, stdout=sys.stderr.fileno(), stdin=subprocess.DEVNULL)
+    try:
+        while (status := child.poll()) is None and time.monotonic() < until:
+            if any(len(each) >= wanted for each in _read(times)):
+                break
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        child.terminate()
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    return [each[:wanted] for each in _read(times) if len(each) >= WARM_UP + 3], status
+
+
+def _read(times: Path) -> list[list[float]]:
+    return [[float(line) for line in file.read_text().split("\n")[:-1]] for file in times.parent.glob("times.*")]
+
+
 # -- the model's size
 
 
@@ -216,7 +280,7 @@ def _seen(settings: Mapping[str, object], config_file: Path | None) -> Seen:
 
 async def _look(peer: PeerConfig) -> Seen:
     from p2p_diloco.net.invited import read_invitation
-    from p2p_diloco.observe.look import look, observer, run_record
+    from p2p_diloco.observe.snapshot import look, observer, run_record
 
     async with observer(peer.initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:
         snapshot, record = await look(dht, peer.run_id), await run_record(dht, peer.run_id)

@@ -9,36 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
 
 TOLD_IN = os.environ.get("PLAN_TIMES_FILE", "")
 MODULE = "torch.optim.optimizer"
+LOOK_EVERY_S = 0.01
 
 
-class Watching(MetaPathFinder):
-    """Finds the module of torch's optimizers, and hooks their steps once it is loaded."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Called by the import system for each module. None for other modules: the next finders look for them."""
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                load(module)
-                module.register_optimizer_step_post_hook(Steps())
-
-            setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - the types forbid it
-        return spec
+def watch() -> None:
+    """Hook the steps of torch's optimizers once the script has loaded them."""
+    while (hook := getattr(sys.modules.get(MODULE), "register_optimizer_step_post_hook", None)) is None:
+        time.sleep(LOOK_EVERY_S)
+    hook(Steps())
 
 
 class Steps:
@@ -60,4 +43,4 @@ class Steps:
 
 
 if TOLD_IN:
-    sys.meta_path.insert(0, Watching())
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,38 @@
+"""`status`: how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from p2p_diloco.cli import status as module
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
+
+
+def test_whoever_stops_reading_ends_it_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `status --json | head`: the DHT is left before the loop ends, and the broken pipe is no other error."""
+    left: list[str] = []
+
+    async def looks() -> AsyncGenerator[Snapshot, None]:
+        try:
+            while True:
+                yield snapshot("main", None, [], 1.0)
+        finally:
+            await asyncio.sleep(0)  # as the DHT's end does, which the end of a loop would not wait for
+            left.append("the DHT")
+
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    async def printed() -> None:
+        try:
+            await module._print(looks(), as_json=True)
+        finally:
+            left.append("the loop")
+
+    monkeypatch.setattr(module.typer, "echo", gone)
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(printed())
+    assert left == ["the DHT", "the loop"]
