@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.peer.sinks import Sink as Sink
+from p2p_diloco.peer.reported import Sink as Sink
 
 Values = Mapping[str, float]
 

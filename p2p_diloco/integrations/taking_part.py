@@ -1,4 +1,5 @@
-"""What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave.
+"""What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave. Also batches of a
+shared data set, for a library that asks for its loader before the callback has entered the run.
 
 Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit for bit,
 before the next step.
@@ -6,7 +7,7 @@ before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import OptimizerOrWrapper, Peer
 from p2p_diloco.peer.ranks import Replicated, bare
+from p2p_diloco.peer.shard import Shard, ShardLoader
 from p2p_diloco.tensors.buffers import candidates
 
 
@@ -31,7 +32,7 @@ class TakingPart:
     def __init__(self, settings: Mapping[str, Any], ahead: int = 0) -> None:
         """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer.
         `ahead`: the number of batches of shared data that the library fetches before the step on the first of them."""
-        self._settings, self._ahead = dict(settings), ahead
+        self._settings, self.ahead = dict(settings), ahead
         self._peer: Peer | AbsentPeer | None = None
         self._model: nn.Module
         self._own: dict[str, Tensor] = {}
@@ -63,11 +64,6 @@ class TakingPart:
         self._model = inner
         self.inside = True
         return self._peer
-
-    def loader(self, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]) -> SharedLoader:
-        """Make a loader of this peer's part of a shared data set."""
-        self.loaders.append(SharedLoader(lambda: self.peer, dataset, sharing, {**arguments, "ahead": self._ahead}))
-        return self.loaders[-1]
 
     @property
     def data_is_used(self) -> bool:
@@ -135,7 +131,9 @@ class OfARun:
         Lightning's `trainer.fit`. Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs
         are used."""
         sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint, "length": length}
-        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
+        arguments |= {"batch_size": batch_size, "ahead": self._part.ahead}
+        self._part.loaders.append(SharedLoader(self._part, dataset, sharing, arguments))
+        return self._part.loaders[-1]
 
 
 def as_one_peer(model: nn.Module) -> nn.Module:
@@ -144,3 +142,32 @@ def as_one_peer(model: nn.Module) -> nn.Module:
     group = torch.distributed
     several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
     return Replicated(model) if several else model
+
+
+class SharedLoader:
+    """This peer's batches of a data set that all peers share. It has no length, and each loop goes on where the last
+    one ended."""
+
+    def __init__(
+        self, part: TakingPart, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> None:
+        """`sharing`: arguments of `Peer.shard`; `arguments`: those of `Shard.loader`."""
+        self._part, self._dataset, self._sharing, self._arguments = part, dataset, sharing, arguments
+        self._made: tuple[Peer | AbsentPeer, Shard, ShardLoader] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        peer = self._part.peer
+        if self._made is None or self._made[0] is not peer:
+            shard = peer.shard(self._dataset, **self._sharing)
+            self._made = peer, shard, shard.loader(**self._arguments)
+        return iter(self._made[2])
+
+    @property
+    def endless(self) -> bool:
+        """Whether the data has no end."""
+        return self._sharing["epochs"] is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all peers together have used all of the data, as of this peer's last merge."""
+        return self._made is not None and self._made[1].complete

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.flat import Buffer, tensor_over
 from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import WEIGHT_MIN
-from p2p_diloco.tensors.raw import Buffer, tensor_over
 
 SAME_WAY = 0.998
 """Two contributions with a greater cosine point the same way. In 5 to 60 steps of a small language model the cosine was

@@ -36,7 +36,7 @@ from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.swarm import Swarm
-from p2p_diloco.tensors.threads import Threads, usual
+from p2p_diloco.tensors.flat import Threads, usual
 
 NOTES_KEPT = 50
 LOUD = ("mismatch", "fork", "passed", "missed", "expelled", "samples")

@@ -17,8 +17,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Limits
 from p2p_diloco.node.wire import TOKEN_BYTES
+from p2p_diloco.tensors import buffers, outer_state
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import outer_state, running
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec, SliceSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -147,7 +147,7 @@ class Run:
     def codecs(self, index: int) -> tuple[str, str]:
         """The codecs of contributions to this slice, and of its means. Buffers are sent without loss."""
         if self.layout.slices[index].kind != PARAMETER:
-            return running.CODEC, running.CODEC
+            return buffers.CODEC, buffers.CODEC
         return self.config.codec, reply_codec_of(self.config)
 
 

@@ -38,9 +38,9 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.shared import SAVE_S_MAX
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.tensors import checkpoint, step_limit
-from p2p_diloco.tensors.digest import digest
+from p2p_diloco.tensors import checkpoint, limits
 from p2p_diloco.tensors.layout import PARAMETER, Layout
+from p2p_diloco.tensors.outer_state import digest
 
 Wrong = tuple[int, Damaged]
 """A damaged slice, and the event that tells the replica of it."""
@@ -286,7 +286,7 @@ class Checkpoint:
             self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
             self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
-            self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])
+            self.theta = torch.cat([tensors["theta"][spec.name].reshape(-1) for spec, _ in self.layout.places])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.slices]
             for key, tensor in tensors["outer"].items():
                 index, _, name = key.partition(".")
@@ -362,9 +362,8 @@ class Checkpoint:
         if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.slices):
             raise self._unusable("its model, or the way it is cut, is not the run's")
         forget = run.run_id != self.run_id or run.config.fingerprint() != self.run_config.fingerprint()
-        limits = [run.config.step_limit if place.kind == PARAMETER else 0.0 for place in layout.slices]
-        pairs = zip(self._outer, limits, strict=True)
-        return [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
+        times = [run.config.step_limit if place.kind == PARAMETER else 0.0 for place in layout.slices]
+        return [limits.restored(*pair, forget=forget) for pair in zip(self._outer, times, strict=True)]
 
     def _payloads(self, run: Run, outers: Sequence[Mapping[str, Tensor]]) -> Iterator[memoryview]:
         """Encode each slice's state as a payload."""

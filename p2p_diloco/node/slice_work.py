@@ -25,13 +25,13 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import running
 from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.flat import ALONE, Threads
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
-from p2p_diloco.tensors.threads import ALONE, Threads
 
 LOOK_AGAIN_S = 10.0
 """Seconds after which a slice's memory is compared with its digest again, before a pseudo-gradient is measured from it
@@ -114,10 +114,10 @@ class SliceWork:
         """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
         rounding."""
         codec, _ = self._run.codecs(index)
-        if self._run.config.rounding == "nearest" or codec == running.CODEC:
+        if self._run.config.rounding == "nearest" or codec == buffers.CODEC:
             return codecs.encode(values, codec)
         drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
-        return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))
+        return codecs.encode_stochastically(values, int.from_bytes(drawn, "little", signed=True))
 
     # -- rounds
 
@@ -141,7 +141,7 @@ class SliceWork:
             dtype = codecs.written_in(reply, "nearest")
             mean = weighted_mean(given, codec, place.numel, dtype, aggregation, self.threads)
         else:
-            mean = running.together(place.kind, given, place.numel, aggregation)
+            mean = buffers.together(place.kind, given, place.numel, aggregation)
         return codecs.encode(mean, reply)
 
     def apply(self, effect: e.Apply, damaged: Sequence[int] = ()) -> e.Applied:

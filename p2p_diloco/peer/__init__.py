@@ -5,23 +5,22 @@ a process of its own, does everything that concerns other peers.
 
     peer         the public API
     session      starts all parts of a peer in its run, in order; what an observer has read
-    fitness      checks the model and its optimizers before a peer enters
+    fitness      checks the model and its optimizers before a peer enters, and watches them while it trains
     leaving      the last exchange of a peer that leaves, and the stay of one that has trained alone
-    hook         the work at each `optimizer.step()`
+    hook         the work at each `optimizer.step()`, and merges of newer global values into the model
     rhythm       when the next exchange is due
-    merging      merges newer global values into the model
     progress     what became of the local progress: what was sent, counted and dropped
-    times        sums of time by part; `metrics`: all counters
+    metrics      all counters, and sums of time by part
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
     devices      what differs on a GPU, and copies of values from a device to the host and back
-    ranks        detects which processes are one peer; `meeting` connects them
-    rank0        rank 0 of these processes
-    rank_n       another rank, and their connection; `far` has the values of a rank on another host
-    shard        this peer's part of a shared data set, in an `order`; `supply`: all of these parts,
-                 and which positions are in the local progress
+    ranks        detects which processes are one peer, and connects them
+    rank_hooks   the hooks of rank 0 and of the other ranks, also on other hosts, and their connection
+    shard        this peer's part of a shared data set, all of these parts, and which positions are
+                 in the local progress
+    order        in which order samples come; streams read by position
     refilling    gets more data for a peer that has none left; `slices` come from data nodes
-    sinks        what else gets the trainer's reports
+    reported     what the trainer reports, and what else gets it
     inner        the inner optimizers' state on disk
     node_client  the node's process, requests to the node and its answers
     absent       the same API when no run is named

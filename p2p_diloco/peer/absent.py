@@ -18,10 +18,9 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.local import like_state_dict
 from p2p_diloco.peer.metrics import Metrics
-from p2p_diloco.peer.reported import number, samples_of
+from p2p_diloco.peer.reported import Sinks, number, samples_of
+from p2p_diloco.peer.session import after_each_step
 from p2p_diloco.peer.shard import Alone, Shard, data_set
-from p2p_diloco.peer.sinks import Sinks
-from p2p_diloco.peer.untraced import after_each_step
 from p2p_diloco.tensors.layout import FragmentPlan
 
 

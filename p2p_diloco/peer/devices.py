@@ -16,7 +16,7 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 
 SLOTS = 2
-"""The number of a device's buffers in host memory (`DeviceStaging`)."""
+"""The number of a device's buffers in host memory (`Staging`)."""
 
 
 class Copies:
@@ -81,17 +81,6 @@ class CudaCopies(Copies):
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def copies_for(device: torch.device) -> Copies | None:
-    """How values travel between this device and host memory; None: they lie in host memory already."""
-    match device.type:
-        case "cpu":
-            return None
-        case "cuda":
-            return CudaCopies(device)
-        case _:
-            return Copies()
-
-
 def numbered(kind: str) -> torch.device:
     """The device of this kind that the process uses."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
@@ -146,21 +135,9 @@ model."""
 T = TypeVar("T")
 
 
-class InPlace:
-    """The staging for parameters in host memory. They are used in place."""
-
-    def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """Yield each chunk's values in host memory, with the chunk's tag. The values are valid until the next chunk is
-        yielded. A chunk is flat, dense, at most `CHUNK_BYTES` long, and on any device. `fetch`: copy the chunk's values
-        into host memory first; without it that memory has undefined content. `store`: copy what the caller leaves in
-        that memory back into the chunk, at the latest when the iteration ends."""
-        del fetch, store
-        yield from chunks
-
-
-class DeviceStaging:
-    """The staging for parameters on a device. It uses two buffers in turn: the next chunk is copied while the host
-    works on the present one."""
+class Staging:
+    """Copies flat values of a device to host memory, and back after the caller has worked on them. It uses two buffers
+    in turn: the next chunk is copied while the host works on the present one."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -169,7 +146,10 @@ class DeviceStaging:
         ]
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """Yield each chunk's values in a buffer, with the chunk's tag. The arguments are those of `InPlace.through`."""
+        """Yield each chunk's values in host memory, with the chunk's tag. The values are valid until the next chunk is
+        yielded. A chunk is flat, dense, at most `CHUNK_BYTES` long, and on the device. `fetch`: copy the chunk's values
+        into host memory first; without it that memory has undefined content. `store`: copy what the caller leaves in
+        that memory back into the chunk, at the latest when the iteration ends."""
         self._copies.begin()
         try:
             ready: tuple[int, Tensor, Tensor, T] | None = None
@@ -193,11 +173,12 @@ class DeviceStaging:
             self._copies.store(slot, host, chunk)
 
 
-Staging = InPlace | DeviceStaging
-"""Copies flat values to host memory, and back after the caller has worked on them."""
-
-
-def staging_for(device: torch.device) -> Staging:
-    """The staging for parameters on this device."""
-    copies = copies_for(device)
-    return InPlace() if copies is None else DeviceStaging(copies)
+def staging_for(device: torch.device) -> Staging | None:
+    """The staging for parameters on this device; None: they lie in host memory, and are used in place."""
+    match device.type:
+        case "cpu":
+            return None
+        case "cuda":
+            return Staging(CudaCopies(device))
+        case _:
+            return Staging(Copies())

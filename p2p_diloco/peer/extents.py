@@ -67,10 +67,10 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
     vector."""
     named = trainable(model)
     found: list[Extent] = []
-    for index in (index for fragment in layout.fragments for index in fragment):
-        name = layout.params[index].name
-        before, numel, speaks = _share(name, named[name], rank)
-        found.append(Extent(name, named[name], layout.offset(index) + before, numel, speaks))
+    for spec, start in layout.places[: len(layout.params)]:
+        parameter = named[spec.name]
+        before, numel, speaks = _share(spec.name, parameter, rank)
+        found.append(Extent(spec.name, parameter, start + before, numel, speaks))
     return found
 
 

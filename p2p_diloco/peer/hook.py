@@ -11,27 +11,59 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.carry import Outcome
+from p2p_diloco.core.leases import Tables
 from p2p_diloco.errors import ConfigError, P2PDilocoError
-from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
+from p2p_diloco.node.channel import Message
+from p2p_diloco.node.ledger import GROUP, MERGE, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
-from p2p_diloco.peer.merging import Due, Flight, Merger
-from p2p_diloco.peer.metrics import Metrics, Standing, of_node
+from p2p_diloco.peer.metrics import Metrics, Standing, Times, of_node
 from p2p_diloco.peer.node_client import NodeClient, Patience
-from p2p_diloco.peer.progress import LocalProgress
+from p2p_diloco.peer.progress import DATA, ENDED, UNSOUND, Blend, LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
-from p2p_diloco.peer.supply import Supply
-from p2p_diloco.peer.times import Times
+from p2p_diloco.peer.shard import Supply, tables_of
 from p2p_diloco.tensors.layout import Layout
 
 log = logging.getLogger("p2p_diloco")
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What to send next. `fragment`, `slices`: the fragment that is due, and its slices; `kept`: all slices whose
+    loaded values are in `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are
+    the weight and the trainer reported none; `samples`: the contribution's samples. `again`: what was last sent of this
+    fragment is still out, so the exchange is taken up again with the same Δ."""
+
+    fragment: int
+    slices: Sequence[int]
+    kept: Collection[int]
+    weight: float | None
+    samples: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An exchange under way. `request`: the number of its request; `due`: what was sent; `at_step`: the inner step
+    after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for which
+    training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
+    (`Rhythm.interval`)."""
+
+    request: int
+    due: Due
+    at_step: int
+    steps: int
+    stood_s: float
+    interval: int
 
 
 class Hook:
@@ -55,17 +87,23 @@ class Hook:
         self._times = Times(node.memory, clock)
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
         self.supply = Supply(config.local_share)
-        progress = LocalProgress(config, layout)
-        self.merger = Merger(node, local, layout, self._times, self._rhythm, self.supply, progress)
+        self._progress = LocalProgress(config, layout)
+        self.epoch, self._digest, self.commits = 0, "", 0  # of the last merged state, its commits over all fragments
+        self._commit_steps = 0  # inner steps that a peer has made up to that state, if it always makes H
+        self._trained, self._workers = 0, 1  # samples that it counts; live peers that train
+        self._seen = -1
+        self._ended = False  # the run has ended, and the model has its last state
         self._staleness = self._refused = self._pauses = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
         self._before: Mapping[str, float] = {}
+        self.after: Callable[[], None] = lambda: None
+        """Called after each step."""
 
     @property
     def standing(self) -> Standing:
         """The trainer's present position in the run, and its counters."""
-        memory, merger, progress = self._memory, self.merger, self.merger.progress
+        memory, progress = self._memory, self._progress
         totals: dict[str, Any] = {
             "sync_count": progress.counted,
             "sent_count": self._times.exchanges,
@@ -74,9 +112,9 @@ class Hook:
             **self._times.totals(),
         }
         return Standing(
-            epoch=merger.epoch if not self._asynchronous else max(0, memory.epoch),
-            digest=merger.digest,
-            finished=merger.finished,
+            epoch=self.epoch if not self._asynchronous else max(0, memory.epoch),
+            digest=self._digest,
+            finished=self._ended and memory.changed == self._seen,
             global_step=self._global_step(),
             metrics=Metrics(
                 sync_every=self._rhythm.sync_every,
@@ -93,13 +131,33 @@ class Hook:
         """The inner steps of the run: those that led to its commits and to the exchange under way, and this peer's own
         since it last sent a fragment. In asynchronous mode, the steps of all peers that commits count are divided by
         the number of live peers that train."""
-        memory, merger, since = self._memory, self.merger, self._rhythm.steps
+        memory, since = self._memory, self._rhythm.steps
         if not self._asynchronous:
             since = min(since, self._rhythm.interval)  # a lower H may come when more steps are made already
-            return merger.commit_steps + (0 if self._flight is None else self._flight.interval) + since
+            return self._commit_steps + (0 if self._flight is None else self._flight.interval) + since
         under_way = 0 if self._flight is None else self._flight.steps
         a_step = memory.samples / memory.steps if memory.samples and memory.steps else 1.0
-        return round(merger.trained / a_step / merger.workers) + under_way + since
+        return round(self._trained / a_step / self._workers) + under_way + since
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended for all."""
+        return bool(self._memory.finished)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a merge is due: some fragment has changed, or the run has ended and the model has local progress."""
+        return self._memory.changed != self._seen or (self.over and not self._ended)
+
+    @property
+    def uncounted(self) -> int:
+        """The number of inner steps whose progress no merged commit has counted. 0 after the run's end, because no more
+        steps are counted then."""
+        return 0 if self.over else self._memory.steps - self._progress.settled
+
+    def leave(self, last: Callable[[Hook], None]) -> None:
+        """Call `last`, which makes the peer's last exchange."""
+        last(self)
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add the totals from before a restart (`Metrics.totals`) to this hook's counters."""
@@ -117,6 +175,7 @@ class Hook:
         """Called after each inner step: count it, merge changed fragments, and exchange a fragment when one is due."""
         with self._node.turn():
             self._step()
+        self.after()
 
     def _step(self) -> None:
         self.supply.stepped()
@@ -124,12 +183,12 @@ class Hook:
         self._memory.steps += 1
         asked_for = self._asked_for()
         due = asked_for or self._rhythm.is_due
-        flight, over = self._flight, self.merger.over
+        flight, over = self._flight, self.over
         if flight is not None and (due or over or self._rhythm.has_flown(self._memory.steps - flight.at_step)):
             due = not self._land(flight) or due
-        if due and not self.merger.over:
+        if due and not self.over:
             self._exchange(at_once=asked_for)
-        elif self._flight is None and self.merger.is_due:
+        elif self._flight is None and self.is_due:
             self.merge()
         self._rhythm.resume()
 
@@ -160,9 +219,9 @@ class Hook:
                 for _ in self._layout.fragments:
                     self._exchange(at_once=True)
             else:
-                goal = self.merger.commits + len(self._layout.fragments)
+                goal = self.commits + len(self._layout.fragments)
                 self._node.tell("nudge", goal=goal)
-                while self.merger.commits < goal and self._exchange(at_once=True):
+                while self.commits < goal and self._exchange(at_once=True):
                     pass
             self._rhythm.resume()
 
@@ -174,8 +233,13 @@ class Hook:
 
     def global_values(self) -> dict[str, Tensor]:
         """A copy of the global parameters by name."""
-        with self.merger.reading() as kept:
+        with self._reading() as kept:
             return self._local.global_values(kept)
+
+    def keep_values(self) -> None:
+        """Keep a copy of the global parameters, which stays after the node's end."""
+        with self._reading() as kept:
+            self._local.keep_values(kept)
 
     def catch_up(self) -> None:
         """End the exchange that is under way, and merge all changed fragments."""
@@ -186,14 +250,14 @@ class Hook:
 
     def merge(self) -> None:
         """Merge all changed fragments into the model."""
-        with self._node.turn(), self.merger.merged():
+        with self._node.turn(), self._merged():
             pass
 
     # -- exchanges
 
     def _asked_for(self) -> bool:
         """Whether some peer has asked all others to exchange now, and this peer has not yet done so."""
-        ahead = self._memory.goal > self.merger.commits + (self._flight is not None)
+        ahead = self._memory.goal > self.commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
     def _exchange(self, *, at_once: bool = False) -> bool:
@@ -201,7 +265,7 @@ class Hook:
         commits. Returns False if nothing was contributed."""
         while True:
             began = self._times.waiting_s
-            with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
+            with self._merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
                 sound = due is None or due.again or self._local.write_delta(due.slices, due.kept)
             if due is None:
                 return False
@@ -230,7 +294,7 @@ class Hook:
         uses = [] if due.again else self.supply.send(due.fragment)
         if not due.again:
             # first: an interrupt after the request would leave a contribution that the record doesn't know
-            self.merger.progress.send(due.fragment, due.samples)
+            self._progress.send(due.fragment, due.samples)
         request = self._node.request("contribute", fragment=due.fragment, uses=uses, **values)
         interval, stood_s = self._rhythm.interval, self._times.waiting_s - began
         return Flight(request, due, self._memory.steps, self._rhythm.sent(), stood_s, interval)
@@ -243,10 +307,10 @@ class Hook:
         if hidden_s is None:
             self._rhythm.unsent(flight.steps)
             if not flight.due.again:
-                self.merger.progress.unsend(flight.due.fragment, flight.due.samples)
+                self._progress.unsend(flight.due.fragment, flight.due.samples)
             return False
         self._diverged = False
-        with self.merger.merged(landed=flight.due):
+        with self._merged(landed=flight.due):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
@@ -287,5 +351,88 @@ class Hook:
             text = "training has diverged: twice in a row the model's parameters were not finite or too large"
             raise P2PDilocoError(text, mend=mend)
         self._diverged = True
-        with self.merger.merged(unsound=True):
+        with self._merged(unsound=True):
             pass
+
+    # -- merging: the node says what newer states count and which fragment is due, `progress` computes what to do with
+    # each fragment, and `local` carries it out
+
+    @contextmanager
+    def _reading(self) -> Iterator[list[int]]:
+        """A block in which the node writes no global parameters. Yields the slices whose loaded values are in
+        `base`."""
+        with self._node.turn():
+            kept = self._node.ask("read", "readable")["kept"]
+            try:
+                yield kept
+            finally:
+                self._node.tell("have read", loaded=[])
+
+    @contextmanager
+    def _merged(
+        self, *, unsound: bool = False, landed: Due | None = None, measures: bool = False
+    ) -> Iterator[Due | None]:
+        """A block at whose beginning all changed fragments are merged. It yields what is due next. During the block the
+        node changes neither θ nor the bases.
+
+        `unsound`: the local values are not finite or too large: load all global parameters. `landed`: what this trainer
+        has sent, if this merge brings its result. `measures`: in the block, pseudo-gradients will be computed from the
+        bases.
+        """
+        blends: dict[int, Blend] = {}
+        torn = True  # until this merge is complete
+        try:
+            with self._times.part(MERGE):
+                self._seen = self._memory.changed
+                data = self.supply.gather(self._rhythm.sync_every)
+                load = self._node.ask("merge", "load", measures=measures, data=data)
+                tables = None if load["tables"] is None else tables_of(load["tables"])
+                blends = self._blends(load, tables, landed, unsound=unsound)
+                loaded = {index: blend for number, blend in blends.items() for index in self._slices_of(number)}
+                self._local.merge(loaded, load["kept"])
+                torn = False
+            if load["commits"] != self.commits and landed is None:
+                self._rhythm.next_round()  # a round closed without this peer
+            self._rhythm.follow(load["every"])
+            if tables is not None:
+                self.supply.hear(tables, ended=load["ended"])
+            self.epoch, self._digest, self.commits = load["epoch"], load["digest"], load["commits"]
+            self._commit_steps = load["commit_steps"]
+            self._trained, self._workers, self._ended = load["trained"], load["workers"], load["ended"]
+            kept, due = set(load["kept"]) - loaded.keys(), load["due"]
+            again = load["again"]
+            yield None if due is None else Due(due, self._slices_of(due), kept, *self._progress.weigh(due), again)
+        finally:
+            self._progress.torn |= torn
+            self._node.tell("have read", loaded=[] if torn else sorted(blends))
+
+    def _slices_of(self, fragment: int) -> list[int]:
+        return [place.index for place in self._layout.slices_of(fragment)]
+
+    def _blends(self, load: Message, tables: Tables | None, landed: Due | None, *, unsound: bool) -> dict[int, Blend]:
+        """Compute what a merge does with each fragment. What is dropped is logged. `tables`: of the state's data."""
+        progress, before = self._progress, self._progress.dropped.copy()
+        blends = progress.merge(
+            outcomes_in(load["outcomes"]),
+            (self._memory.steps, self._memory.samples),
+            landed=None if landed is None else landed.fragment,
+            again=landed is not None and landed.again,
+            unsound=unsound,
+            **{name: load[name] for name in ("due", "gone", "lost", "ended")},
+        )
+        self.supply.merge(blends.get(0))
+        if tables is not None and self.supply.conflicts(tables):
+            blends = progress.drop(DATA)
+            self.supply.merge(blends.get(0))
+        for why, samples in progress.dropped.items():
+            if samples > before[why] or (unsound and why == UNSOUND):
+                level = logging.INFO if why == ENDED else logging.WARNING
+                count = math.ceil(samples - before[why])
+                of = f"{count:,} sample{'' if count == 1 else 's'}"
+                log.log(level, "the progress of %s is dropped: %s", of, why)
+        return blends
+
+
+def outcomes_in(told: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, Outcome]:
+    """Read the outcomes by fragment that the node has told as plain values."""
+    return {fragment: Outcome(**outcome) for fragment, outcome in told}

@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.peer.devices import random_states, restore_random_states
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
+from p2p_diloco.peer.fitness import stepped
 from p2p_diloco.tensors import checkpoint
-from p2p_diloco.tensors.packing import is_plain
+from p2p_diloco.tensors.checkpoint import is_plain
 
 FOLDER = "inner"
 KEEPS_STATE = ("amsgrad", "centered", "momentum")
@@ -33,21 +34,23 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saves the inner state, once for each checkpoint of the outer state."""
+    """Saves the inner state, once for each checkpoint of the outer state; nothing if `root` is None."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], root: Path, keep: int, rank: Rank = ALONE) -> None:
-        self._optimizers = optimizers
-        self._root, self._keep = _folder(root, rank), keep
+    def __init__(self, optimizers: Sequence[Optimizer], root: Path | None, keep: int, rank: Rank = ALONE) -> None:
+        self._optimizers, self._keep = optimizers, keep
+        self._root = None if root is None else _folder(root, rank)
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
         """Whether the node has begun a new checkpoint of the outer state since the last call. Call this after each
         step. `epoch`: the epoch of the newest checkpoint; 0 if there is none."""
         before, self._saved = self._saved, epoch
-        return epoch not in (0, before)
+        return self._root is not None and epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
         """Save the inner state beside the checkpoint of the outer state that has this epoch and version."""
+        if self._root is None:
+            return
         try:
             state = _state(self._optimizers, counters)
         except Exception as error:  # whatever an optimizer's own state_dict() raises, training goes on
@@ -111,8 +114,7 @@ def _load(optimizer: Optimizer, saved: dict[str, Any], kind: object) -> None:
 
 def _kind(optimizer: Optimizer) -> dict[str, Any]:
     """What a saved state must have in common with an optimizer: its class, and the shapes of its parameters."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return {"class": type(optimizer).__name__, "shapes": [list(parameter.shape) for parameter in parameters]}
+    return {"class": type(optimizer).__name__, "shapes": [list(parameter.shape) for parameter in stepped(optimizer)]}
 
 
 def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def _own_parts(state: Any) -> Any:
 
 def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """Undo `_own_parts`: replace each part by a tensor that is sharded like its parameter."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = stepped(optimizer)
     for index, entry in state["state"].items():
         for key, value in entry.items():
             match value:

@@ -17,8 +17,7 @@ from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.interrupts import UNWINDING, exit_code
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.node_client import NodeClient
-from p2p_diloco.peer.rank0 import Rank0Hook
-from p2p_diloco.peer.rank_n import RankNHook
+from p2p_diloco.peer.session import AnyHook
 
 TRIES = 3
 """The most exchanges of the whole model, because a round may close without this peer's contribution."""
@@ -46,21 +45,16 @@ def broken_off(error: BaseException | None) -> str:
             return f"{type(error).__name__} ended training; catch it inside the `with` block to exchange them"
 
 
-def leave(hook: Hook | Rank0Hook | RankNHook, local: PeerConfig, why: str) -> None:
+def leave(hook: AnyHook, local: PeerConfig, why: str) -> None:
     """End the training of a peer that leaves the run now. `why`: the reason if training ended abnormally; empty after a
     normal end. After a normal end every rank of a peer must make this call."""
     try:
-        match hook:
-            case Hook():
-                _end(hook, local, why)
-            case Rank0Hook() if not why:
-                hook.leave(lambda own: _end(own, local, ""))
-            case RankNHook() if not why:
-                hook.leave()
-            case _:
-                _warn(_uncounted(hook), local, why)
+        if not why or isinstance(hook, Hook):
+            hook.leave(lambda own: _end(own, local, why))
+        else:
+            _warn(hook.uncounted, local, why)
     except P2PDilocoError as error:
-        _warn(_uncounted(hook), local, f"the last exchange failed: {error}")
+        _warn(hook.uncounted, local, f"the last exchange failed: {error}")
 
 
 def _end(hook: Hook, local: PeerConfig, why: str) -> None:
@@ -71,8 +65,8 @@ def _end(hook: Hook, local: PeerConfig, why: str) -> None:
         why = _last_exchange(hook, local.exit_timeout)
     else:
         why = f"on_exit={local.on_exit}; call force_sync() before the `with` block ends, or choose on_exit=sync"
-    _warn(_uncounted(hook), local, why)
-    hook.merger.keep_values()
+    _warn(hook.uncounted, local, why)
+    hook.keep_values()
 
 
 def _last_exchange(hook: Hook, within_s: float) -> str:
@@ -80,11 +74,11 @@ def _last_exchange(hook: Hook, within_s: float) -> str:
     hook.patience.leave_within(within_s)
     try:
         hook.catch_up()
-        if hook.merger.uncounted:
+        if hook.uncounted:
             text = "leaving: a last exchange for this peer's %d uncounted inner steps, within exit_timeout=%g s"
-            log.info(text, hook.merger.uncounted, within_s)
+            log.info(text, hook.uncounted, within_s)
         for _ in range(TRIES):
-            if not hook.merger.uncounted:
+            if not hook.uncounted:
                 return ""
             hook.synchronise()
     except GaveUpWaiting as error:
@@ -96,17 +90,6 @@ def _last_exchange(hook: Hook, within_s: float) -> str:
     return "no round has counted them; let this peer leave after the other peers' next exchange"
 
 
-def _uncounted(hook: Hook | Rank0Hook | RankNHook) -> int:
-    """The number of the peer's uncounted inner steps. 0 on other ranks than 0, because rank 0 warns for all."""
-    match hook:
-        case Hook():
-            return hook.merger.uncounted
-        case Rank0Hook():
-            return hook.uncounted
-        case RankNHook():
-            return 0
-
-
 def _warn(steps: int, local: PeerConfig, why: str) -> None:
     """Warn that inner steps are lost for the run, unless `on_exit` says that they may be dropped."""
     if steps and local.on_exit != "drop":
@@ -116,8 +99,6 @@ def _warn(steps: int, local: PeerConfig, why: str) -> None:
 # -- staying for a newcomer
 
 LOOK_EVERY_S = 0.5
-
-log = logging.getLogger("p2p_diloco")
 
 
 def stay(

@@ -25,19 +25,18 @@ from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded,
 from p2p_diloco.peer.local_buffers import LocalBuffers
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.flat import magnitude
 from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-from p2p_diloco.tensors.raw import magnitude
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """The place of some values of a parameter. `index`: of the slice that the values belong to; `place`: their range in
-    the flat vector; `speaks`: as in `Extent`."""
+    the flat vector."""
 
     index: int
     place: slice
-    speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
         """Cut the values into pieces of at most `flat.undivided` elements. Yields each piece with its span."""
@@ -45,7 +44,7 @@ class Span:
         for start in range(0, len(values), longest):
             piece = values[start : start + longest]
             first = self.place.start + start
-            yield piece, Span(self.index, slice(first, first + len(piece)), self.speaks)
+            yield piece, Span(self.index, slice(first, first + len(piece)))
 
 
 class Local(Protocol):
@@ -96,8 +95,9 @@ class LocalModel:
         self._parameters = [place.index for place in layout.slices if place.kind == PARAMETER]
         self._speaks = rank.index == 0
         self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
-        self._stagings: dict[torch.device, Staging] = {}
-        self._last: dict[str, Tensor] | None = None  # copies of the global parameters, once the peer has left
+        self._stagings: dict[torch.device, Staging | None] = {}
+        self.has_values = False
+        """Whether `keep_values` was called."""
         self.merging: Callable[[], AbstractContextManager[None]] = nullcontext
         """Makes the context of each merge."""
 
@@ -173,26 +173,19 @@ class LocalModel:
         """A copy of the global parameters and buffers by name, as the model loaded them last. Each has its parameter's
         shape, dtype, device and sharding. `kept`: the slices that are read from `base`, because θ already has newer
         values."""
-        parameters = {extent.name: extent.like(values) for extent, values in self._flat(kept)}
+        parameters = {each.name: each.like(self._loaded(each.start, each.stop, kept)) for each in self._all}
         return parameters | self._buffers.global_values(kept)
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
         """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
         `global_values` may be called; its `kept` has no effect then."""
-        self._buffers.keep_values(kept)
-        self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
-        self._theta = self._base = self._delta = torch.empty(0, dtype=torch.float32, device="cpu")
-
-    @property
-    def has_values(self) -> bool:
-        """Whether `keep_values` was called."""
-        return self._last is not None
-
-    def _flat(self, kept: Collection[int]) -> Iterator[tuple[Extent, Tensor]]:
-        """Yield each extent with its global values, which may be a view."""
-        for extent in self._all:
-            last = self._last
-            yield extent, self._loaded(extent.start, extent.stop, kept) if last is None else last[extent.name]
+        theta = torch.empty_like(self._theta)  # pages that stay unwritten take no memory
+        for source, slices in ((self._theta, self.slices), (self._base, kept)):
+            for start, stop in self.ranges(slices):
+                flats.copy(source[start:stop], theta[start:stop])
+        self._theta = self._base = theta
+        self._delta, self.has_values = torch.empty(0, dtype=torch.float32, device="cpu"), True
+        self._buffers.keep_values(theta)
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
         """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` slices are
@@ -225,7 +218,8 @@ class LocalModel:
                 else:
                     found.append((start, stop))
         if spoken is None or (spoken and self._speaks):
-            found += self._buffers.ranges(self._apart(slices)[1])
+            places = [self._layout.slices[index] for index in sorted(self._apart(slices)[1])]
+            found += [(place.start, place.stop) for place in places]
         return found
 
     def _apart(self, slices: Iterable[int]) -> tuple[list[int], list[int]]:
@@ -239,18 +233,18 @@ class LocalModel:
         self, slices: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
         """Yield this process's values in these slices, piece by piece, each piece with its span. A piece is flat, lies
-        in host memory, and has the parameter's dtype. `fetch`, `store`: as in `InPlace.through`. `spoken`: only the
+        in host memory, and has the parameter's dtype. `fetch`, `store`: as in `Staging.through`. `spoken`: only the
         values that this process, and no other rank, writes for the peer."""
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
         for extent, pieces in self._touched(slices):
             if extent.speaks or not spoken:
                 devices.setdefault(extent.values().device, []).append((extent, pieces))
         for device, touched in devices.items():
-            staging = self._stagings.get(device)
-            if staging is None:
-                staging = self._stagings[device] = staging_for(device)
-            strided: list[tuple[Tensor, Tensor]] = []
-            yield from staging.through(_chunks(touched, strided), fetch=fetch, store=store)
+            if device not in self._stagings:
+                self._stagings[device] = staging_for(device)
+            staging, strided = self._stagings[device], list[tuple[Tensor, Tensor]]()
+            chunks = _chunks(touched, strided)
+            yield from chunks if staging is None else staging.through(chunks, fetch=fetch, store=store)
             if store:
                 for tensor, dense in strided:
                     tensor.copy_(dense)
@@ -291,7 +285,7 @@ def _chunks(
         for index, start, stop in pieces:
             for a in range(start, stop, longest):
                 b = min(a + longest, stop)
-                yield flat[a - extent.start : b - extent.start], Span(index, slice(a, b), extent.speaks)
+                yield flat[a - extent.start : b - extent.start], Span(index, slice(a, b))
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Reads and writes the model's buffers that are exchanged, such as BatchNorm's running statistics.
 
 Law: as in `local`, but on whole buffers: they are small, and every rank of a peer has all of them. What is sent are the
-values themselves (`tensors.running`); rank 0's are the peer's. A buffer is looked up by its name each time, because a
+values themselves (`tensors.buffers`); rank 0's are the peer's. A buffer is looked up by its name each time, because a
 model may replace it. A value that isn't finite, or is too large to be sent, stays at this peer: the global value is
 sent and loaded in its place.
 
@@ -15,7 +15,6 @@ two peers saw fall by 0.6 of 1 would be negative. A value that neither θ nor th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +23,6 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import GREATEST, Layout, ParamSpec, kind_of, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A buffer's specification in the run, and its place in the flat vector."""
-
-    spec: ParamSpec
-    start: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.spec.numel
 
 
 class LocalBuffers:
@@ -48,23 +35,16 @@ class LocalBuffers:
     def __init__(self, model: nn.Module, layout: Layout, theta: Tensor, base: Tensor, values: Tensor) -> None:
         self._model, self._layout = model, layout
         self._theta, self._base, self._values = theta, base, values
-        buffers = {spec.name for spec in layout.buffers}
-        self._places = [Place(spec, start) for spec, start in layout.places if spec.name in buffers]
-        self._first = self._places[0].start if self._places else layout.numel
+        self._places = layout.places[len(layout.params) :]
+        self._first = self._places[0][1] if self._places else layout.numel
         # Δ of the values that were last sent
         self._sent = torch.zeros(layout.numel - self._first, dtype=torch.float32, device="cpu")
-        self._last: dict[str, Tensor] | None = None  # copies of the global values, once the peer has left
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
-
-    def ranges(self, slices: Collection[int]) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of the flat vector that these slices have."""
-        places = (self._layout.slices[index] for index in sorted(slices))
-        return [(place.start, place.stop) for place in places]
 
     def write_theta(self) -> None:
         """Copy the buffers into θ."""
-        for place in self._places:
-            self._theta[place.start : place.stop].copy_(self._buffer(place.spec).reshape(-1))
+        for spec, start in self._places:
+            self._theta[start : start + spec.numel].copy_(self._buffer(spec).reshape(-1))
 
     def write_values(self, slices: Collection[int], kept: Collection[int], *, speaks: bool) -> None:
         """Remember what this process has gained in these slices. If it `speaks` for the peer, also write the values
@@ -105,27 +85,23 @@ class LocalBuffers:
     def global_values(self, kept: Collection[int]) -> dict[str, Tensor]:
         """A copy of the global values by name, as the model loaded them last, each in its buffer's dtype and on its
         device."""
-        if self._last is not None:
-            return {name: values.clone() for name, values in self._last.items()}
         none = torch.empty(0, dtype=torch.float32, device="cpu")
-        flat = torch.cat([none, *(self._loaded(index, kept) for index in self._slices)])
+        slices = [place.index for place in self._layout.slices if place.start >= self._first]
+        flat = torch.cat([none, *(self._loaded(index, kept) for index in slices)])
         found = {}
-        for place in self._places:
-            buffer = self._buffer(place.spec)
-            values = flat[place.start - self._first : place.stop - self._first].view(place.spec.shape)
-            found[place.spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
+        for spec, start in self._places:
+            buffer = self._buffer(spec)
+            values = flat[start - self._first :][: spec.numel].view(spec.shape)
+            found[spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
         return found
 
-    def keep_values(self, kept: Collection[int]) -> None:
-        """Copy the global values, and let go of the shared memory. Then only `global_values` may be called."""
-        self._last = self.global_values(kept)
-        self._theta = self._base = self._values = torch.empty(0, dtype=torch.float32, device="cpu")
+    def keep_values(self, theta: Tensor) -> None:
+        """Let go of the shared memory. From now on the global values are those in `theta` [layout.numel], and only
+        `global_values` may be called."""
+        self._theta = self._base = theta
+        self._values = torch.empty(0, dtype=torch.float32, device="cpu")
 
     # -- where the values are
-
-    @property
-    def _slices(self) -> list[int]:
-        return [place.index for place in self._layout.slices if place.start >= self._first]
 
     def _span(self, index: int) -> tuple[int, int]:
         place = self._layout.slices[index]
@@ -140,10 +116,10 @@ class LocalBuffers:
         """Yield each buffer that lies in a slice: its specification, and its elements there as a range of the buffer
         and as a range of the slice."""
         start, stop = self._span(index)
-        for place in self._places:
-            a, b = max(start, place.start), min(stop, place.stop)
+        for spec, first in self._places:
+            a, b = max(start, first), min(stop, first + spec.numel)
             if a < b:
-                yield place.spec, slice(a - place.start, b - place.start), slice(a - start, b - start)
+                yield spec, slice(a - first, b - first), slice(a - start, b - start)
 
     def _locals(self, index: int) -> Tensor:
         """The model's own values in a slice, fp32. The values on one device are copied to the host together."""

@@ -94,16 +94,18 @@ class NodeClient:
             self.tell(kind, n=self._n, **values)
             return self._n
 
-    def ask(self, kind: str, answer: str, **values: Any) -> Message:
-        """Send the node a request, and wait for the answer. The node must be able to answer without other peers.
+    def ask(self, kind: str, answer: str, *, within_s: float | None = None, **values: Any) -> Message:
+        """Send the node a request, and wait for the answer. `within_s`: deadline for the answer; None: the usual one,
+        because the node needs no other peer.
 
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
         with self.turn():
-            message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=self.answer_s)
+            within_s = self.answer_s if within_s is None else within_s
+            message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=within_s)
         if message is None:
-            raise NodeDied(f"the node did not answer {kind!r} within {self.answer_s:g} s", mend="see its log above")
+            raise NodeDied(f"the node did not answer {kind!r} within {within_s:g} s", mend="see its log above")
         return message
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> Message | None:
@@ -116,30 +118,27 @@ class NodeClient:
             P2PDilocoError: the node has ended; the error says why.
         """
         with self.turn():
-            return self._next(kind, n, timeout_s)
-
-    def _next(self, kind: str, n: int | None, timeout_s: float) -> Message | None:
-        if n is not None and n in self._kept:
-            return self._kept.pop(n)
-        give_up_at = time.monotonic() + timeout_s
-        while (left_s := give_up_at - time.monotonic()) > 0:
-            try:
-                message = self._channel.receive(min(left_s, 1.0))
-            except ChannelClosed:
-                raise self.why_it_ended() from None
-            match message:
-                case None:
-                    continue
-                case {"kind": "error", "error": wire}:
-                    self._error = errors.from_wire(wire)
-                    raise self._error
-                case {"kind": "waiting" | "progress", "text": text}:
-                    self.report(text)
-                case {"kind": found} if found == kind and (n is None or message.get("n") == n):
-                    return message
-                case {"kind": "release", "n": other}:
-                    self._kept[other] = message
-        return None
+            if n is not None and n in self._kept:
+                return self._kept.pop(n)
+            give_up_at = time.monotonic() + timeout_s
+            while (left_s := give_up_at - time.monotonic()) > 0:
+                try:
+                    message = self._channel.receive(min(left_s, 1.0))
+                except ChannelClosed:
+                    raise self.why_it_ended() from None
+                match message:
+                    case None:
+                        continue
+                    case {"kind": "error", "error": wire}:
+                        self._error = errors.from_wire(wire)
+                        raise self._error
+                    case {"kind": "waiting" | "progress", "text": text}:
+                        self.report(text)
+                    case {"kind": found} if found == kind and (n is None or message.get("n") == n):
+                        return message
+                    case {"kind": "release", "n": other}:
+                        self._kept[other] = message
+            return None
 
     def report(self, text: str) -> None:
         """Log what this peer waits for, unless the same was logged less than REPEAT_S ago."""

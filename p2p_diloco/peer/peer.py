@@ -28,15 +28,13 @@ from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import check, claimed, refuse_claimed
 from p2p_diloco.peer.leaving import broken_off, leave, stay
 from p2p_diloco.peer.local import with_global_values
-from p2p_diloco.peer.meeting import meeting
-from p2p_diloco.peer.metrics import Metrics, Standing
+from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.node_client import NodeProcess
-from p2p_diloco.peer.ranks import bare, group_of
+from p2p_diloco.peer.ranks import bare, group_of, meeting
 from p2p_diloco.peer.refilling import open_shard
-from p2p_diloco.peer.reported import number, samples_of
-from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
+from p2p_diloco.peer.reported import Sinks, number, samples_of
+from p2p_diloco.peer.session import AnyHook, Following, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
-from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.settings import from_environment, refuse_further_ranks, settings_of_join
 from p2p_diloco.standard_streams import keep_taken, show_log, tell_joined
@@ -118,8 +116,11 @@ class Peer:
             wrong = f"is another run than {of_join[1].run_id}, for which `p2p-diloco join` started this program"
             raise UsageError(wrong, key="run_id", value=self._local_config.run_id, mend=mend)
         self._given, self._model = model, bare(model)
-        self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
-        self._wrappers = _wrappers_of_last(optimizer)
+        chains = [] if optimizer is None else _unwrapped(optimizer)
+        self._optimizers, self._wrappers = (
+            [chain[-1] for chain in chains],
+            [one for chain in chains[-1:] for one in chain[:-1]],
+        )
         refuse_claimed(self._model, self._optimizers)  # now, while the variable may still hold the other peer
         self._owner = os.getpid()
         self._session: Session | None = None
@@ -143,7 +144,7 @@ class Peer:
         steps."""
         settings = from_environment()
         if settings is None:
-            return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
+            return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1][-1])
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
     def __deepcopy__(self, memo: object) -> Peer:
@@ -205,17 +206,22 @@ class Peer:
         try:
             if session is not None and session.watch is not None:
                 session.watch.tell_unstepped()
-            if session is not None and session.hook is not None:
-                leave(session.hook, self._local_config, why)
-                if session.save_inner is not None:
-                    with suppress(P2PDilocoError):  # the node has ended; what it saved stays
-                        session.save_inner()
+            if session is None or session.hook is None:
+                return
+            if isinstance(session.hook, Following):
+                session.hook.keep_values()
                 self._left = Left.after(session)
-                if session.node is not None and not why:
-                    self._stay(session.node, self._left.standing)
-            elif session is not None and session.following is not None and session.parameters is not None:
-                session.parameters.keep_values()
-                self._left = Left.after(session)
+                return
+            leave(session.hook, self._local_config, why)
+            if session.save_inner is not None:
+                with suppress(P2PDilocoError):  # the node has ended; what it saved stays
+                    session.save_inner()
+            self._left = Left.after(session)
+            # who trained alone would take the run's state with it
+            local, standing = self._local_config, self._left.standing
+            others_may_come = local.initial_peers and standing.epoch and not standing.finished
+            if session.node is not None and not why and others_may_come and local.on_exit == "sync":
+                stay(session.node.client, local.run_id, local.exit_timeout)
         except KeyboardInterrupt:
             if why and session is not None and session.node is not None:  # the second interrupt, so leave at once
                 session.node.kill()
@@ -223,12 +229,6 @@ class Peer:
         finally:
             atexit.unregister(self._end)
             self._stack.close()
-
-    def _stay(self, node: NodeProcess, standing: Standing) -> None:
-        """If others can still come and the run has not ended, keep the state of a run that this peer trained alone."""
-        local = self._local_config
-        if local.initial_peers and local.on_exit == "sync" and standing.epoch and not standing.finished:
-            stay(node.client, local.run_id, local.exit_timeout)
 
     # -- while training
 
@@ -253,8 +253,8 @@ class Peer:
     def refresh(self) -> bool:
         """For an observer: read the run's newest global parameters and averaged buffers into the model. Returns whether
         they are newer than those that were read before."""
-        following = self._entered.following
-        if following is None:
+        following = self._entered.hook
+        if not isinstance(following, Following):
             raise UsageError("only an observer reads at its own times", mend="use role=observer, without an optimizer")
         return following.refresh()
 
@@ -366,8 +366,8 @@ class Peer:
         that hold the same commits. With one fragment, two peers at the same `epoch` do; with several fragments, only if
         the same fragments are one outer step ahead on both peers. Tensors are compared beside the rounds: a peer of
         which most others have other tensors fetches theirs, and says so."""
-        session = self._session
-        if session is not None and not session.following and (session.hook is None or self.config.mode == "async"):
+        session, is_async = self._session, self.config.mode == "async"
+        if session is not None and (session.hook is None or (is_async and not isinstance(session.hook, Following))):
             return str(_running(session).client.ask("ask", "told")["digest"])
         return self._known.standing.digest
 
@@ -394,7 +394,7 @@ class Peer:
     @property
     def _hook(self) -> AnyHook:
         hook = self._entered.hook
-        if hook is None:
+        if hook is None or isinstance(hook, Following):
             mend = "give it a model and an optimizer; an observer calls refresh()"
             raise UsageError("this peer trains nothing", mend=mend)
         return hook
@@ -433,26 +433,17 @@ def _role(role: str | None, model: object, optimizer: object) -> str:
     raise UsageError("a peer needs a model and its optimizer, or neither", mend=mend)
 
 
-def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
-    """The torch optimizers, without their wrappers. Each step of the last one is an inner step."""
+def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[list[Any]]:
+    """For each optimizer its wrappers, from the outermost, and in the end torch's own. Each step of the last optimizer
+    is an inner step."""
     found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")
-    return [_innermost(one) for one in found]
-
-
-def _wrappers_of_last(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[object]:
-    """The wrappers of the optimizer whose steps count, from the outermost."""
-    chain = [optimizer[-1] if isinstance(optimizer, (list, tuple)) else optimizer]
-    while (inner := getattr(chain[-1], "optimizer", None)) is not None:
-        chain.append(inner)
-    return chain[:-1]
-
-
-def _innermost(optimizer: OptimizerOrWrapper) -> Optimizer:
-    while (inner := getattr(optimizer, "optimizer", None)) is not None:
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        mend = "give a torch.optim.Optimizer, Accelerate's wrapper of one, or a list of them"
-        raise UsageError("is no optimizer of torch", key="optimizer", value=type(optimizer).__name__, mend=mend)
-    return optimizer
+    chains = [[one] for one in found]
+    for chain in chains:
+        while (inner := getattr(chain[-1], "optimizer", None)) is not None:
+            chain.append(inner)
+        if not isinstance(chain[-1], Optimizer):
+            mend = "give a torch.optim.Optimizer, Accelerate's wrapper of one, or a list of them"
+            raise UsageError("is no optimizer of torch", key="optimizer", value=type(chain[-1]).__name__, mend=mend)
+    return chains

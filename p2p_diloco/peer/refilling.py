@@ -59,13 +59,13 @@ class Refill:
         hook, wait_s = self._hook, 0.0
         hook.catch_up()
         while not shard.free:
-            if shard.complete or hook.merger.over:
+            if shard.complete or hook.over:
                 hook.merge()
                 return False
             mark = shard.mark
             for _ in range(self._fragments):  # the fragment that brings data may not be due first
-                if self._hurries and hook.merger.epoch:
-                    self._node.tell("nudge", goal=hook.merger.commits + 1)
+                if self._hurries and hook.epoch:
+                    self._node.tell("nudge", goal=hook.commits + 1)
                 self._hurries = False
                 hook.catch_up()
                 hook.exchange_early()
@@ -88,6 +88,6 @@ class Refill:
         self._node.report(f"this peer waits for samples of {shard.data.name!r}{why}")
         until = time.monotonic() + seconds
         with self._hook.beside():
-            while time.monotonic() < until and not self._hook.merger.is_due:
+            while time.monotonic() < until and not self._hook.is_due:
                 time.sleep(LOOK_EVERY_S)
         self._hook.merge()

@@ -13,12 +13,14 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from p2p_diloco import errors
@@ -28,29 +30,24 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.shared import SAVE_S_MAX, Setup, SharedMemory
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.far import FarModel
+from p2p_diloco.peer.fitness import Watch
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient, NodeProcess
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
-from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
-from p2p_diloco.peer.untraced import after_each_step
-from p2p_diloco.peer.watch import Watch
+from p2p_diloco.peer.rank_hooks import FarModel, OtherRanks, Rank0Client, Rank0Hook, Rank0Model, RankNHook
 from p2p_diloco.tensors import buffers
+from p2p_diloco.tensors.buffers import fingerprint
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
-from p2p_diloco.tensors.frozen import fingerprint
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, plain_name, specs_of, trainable
 
 START_S = 90.0
 """Seconds that a node has to start, besides `wait_timeout`, which is for its waits for other peers."""
 LEAVE_S = 5.0
 """Seconds that a node has to leave the run. The node's `leave_s`, and the time for a checkpoint, are added."""
-RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
-"""The facts about the run that rank 0 sends to the other ranks."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -72,13 +69,19 @@ class Following:
     """The trainer's side of an observer: what it has read of its run. The model changes only in `refresh` and when the
     peer enters, in the calling thread."""
 
-    def __init__(self, node: NodeClient, parameters: LocalModel, first: Message, within_s: float) -> None:
+    def __init__(
+        self, node: NodeClient, parameters: LocalModel, sync_every: int, first: Message, within_s: float
+    ) -> None:
         """`first`: the node's message that the first state is in the shared memory. `within_s`: deadline for the node's
         answer; the node answers when it has a state, or has given up."""
-        self._node, self._parameters, self._within_s = node, parameters, within_s
-        self.standing = Standing()
-        """The epoch and the digest of the state that was read last, and whether it is the run's last one."""
+        self._node, self._parameters, self._within_s, self._sync_every = node, parameters, within_s, sync_every
         self._load(first)
+
+    @property
+    def standing(self) -> Standing:
+        """The epoch and the digest of the state that was read last, and whether it is the run's last one."""
+        metrics = Metrics(sync_every=self._sync_every, **of_node(self._node.memory))
+        return Standing(self._read["epoch"], self._read["digest"], self._read["finished"], metrics=metrics)
 
     def refresh(self) -> bool:
         """Read the newest complete state into the model. Returns whether it is newer than the state that was read
@@ -88,11 +91,7 @@ class Following:
             GaveUpWaiting: no peer sent a state in time. Refused: the run has ended, and no peer has its last state. A
                 later call may succeed.
         """
-        with self._node.turn():
-            n = self._node.request("refresh")
-            answer = self._node.wait_for("refreshed", n=n, timeout_s=self._within_s)
-        if answer is None:
-            raise NodeDied(f"the node did not answer within {self._within_s:g} s", mend="see its log above")
+        answer = self._node.ask("refresh", "refreshed", within_s=self._within_s)
         if (error := answer.get("error")) is not None:
             raise errors.from_wire(error)
         self._load(answer)
@@ -102,9 +101,13 @@ class Following:
         """A copy of the global parameters that were read last, by name."""
         return self._parameters.global_values()
 
+    def keep_values(self) -> None:
+        """Keep a copy of the global parameters, which stays after the node's end."""
+        self._parameters.keep_values()
+
     def _load(self, told: Message) -> None:
         self._parameters.merge(dict.fromkeys(self._parameters.slices, Blend.NONE))
-        self.standing = Standing(told["epoch"], told["digest"], told["finished"])
+        self._read = told
 
 
 AnyHook = Hook | Rank0Hook | RankNHook
@@ -114,8 +117,7 @@ AnyHook = Hook | Rank0Hook | RankNHook
 @dataclass(frozen=True)
 class Session:
     """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` and `parameters`
-    are None without a model; an observer has no `hook`. `watch`: None unless this process is a peer that trains, or its
-    rank 0."""
+    are None without a model. `watch`: None unless this process is a peer that trains, or its rank 0."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -123,10 +125,8 @@ class Session:
     plan: FragmentPlan
     memory: SharedMemory
     node: NodeProcess | None
-    hook: AnyHook | None
+    hook: AnyHook | Following | None
     parameters: LocalModel | None
-    following: Following | None = None
-    """What an observer has read of the run; None for any other peer."""
     watch: Watch | None = None
     save_inner: Callable[[], None] | None = None
     """Saves the inner state beside the checkpoint that the node writes when this peer leaves; None: there is none to
@@ -138,8 +138,6 @@ class Session:
         if self.hook is not None:
             return self.hook.standing
         metrics = Metrics(sync_every=self.config.sync_every, **of_node(self.memory))
-        if self.following is not None:
-            return replace(self.following.standing, metrics=metrics)
         return Standing(max(0, self.memory.epoch), finished=bool(self.memory.finished), metrics=metrics)
 
     def global_values(self) -> dict[str, Tensor]:
@@ -148,8 +146,6 @@ class Session:
         Raises:
             UsageError: this peer has no model.
         """
-        if self.following is not None:
-            return self.following.global_values()
         if self.hook is None:
             raise UsageError("this peer has no model", mend="give it a model and an optimizer, or role=observer")
         return self.hook.global_values()
@@ -203,7 +199,7 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
     with ranks.told_of_errors():
         session = _joined(trainee, node, ranks, stack)
         assert session.hook is not None, "a group has a model"
-        ranks.tell("go on", standing=asdict(session.hook.standing))
+        ranks.tell("go on", standing=session.hook.standing)
     return session
 
 
@@ -224,10 +220,10 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     watch = _watch(trainee, own)
     local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, _delta(config, memory))
-    hook = RankNHook(rank0, local, None if inner is None else inner.save)
+    hook = RankNHook(rank0, local, inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, watch, stack)
-    return _session(run, layout, memory, None, hook, own)
+    return _session(run, config, layout, memory, None, hook, own)
 
 
 def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack: ExitStack) -> Session:
@@ -240,15 +236,15 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         log.warning("%s", doubt)
     if trainee.model is None:
         _awaited(node, "ready", within_s)
-        return _session(run, layout, memory, node)
+        return _session(run, config, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     if trainee.local.role == "observer":
-        following = Following(client, own, _awaited(node, "ready", within_s), within_s)
-        return replace(_session(run, layout, memory, node, None, own), following=following)
+        following = Following(client, own, config.sync_every, _awaited(node, "ready", within_s), within_s)
+        return _session(run, config, layout, memory, node, following, own)
     watch = _watch(trainee, own)
     if ranks is not None:
         ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
-        ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
+        ranks.tell(**run)
     local = own if ranks is None else Rank0Model(own, ranks)
     local.write_theta()
     client.tell("theta")
@@ -267,7 +263,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
     def save_inner(epoch: int) -> None:
         """Save the inner state beside the checkpoint of this epoch, on all ranks, unless that was done before."""
-        if inner is None or not inner.is_due(epoch):
+        if not inner.is_due(epoch):
             return
         with hook.beside():
             versions = client.ask("ask", "told")["versions"]
@@ -282,23 +278,14 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     tell_card = _cards(trainee.model, layout, client)
 
     def after() -> None:
-        tell_card(hook.merger.epoch)
+        tell_card(hook.epoch)
         save_inner(memory.saved)
 
-    def step() -> None:
-        hook.step()
-        after()
-
-    if ranks is None:
-        _hook_up(trainee, step, watch, stack)
-        return replace(
-            _session(run, layout, memory, node, hook, own),
-            watch=watch,
-            save_inner=lambda: save_inner(hook.merger.epoch),
-        )
-    rank0_hook = Rank0Hook(hook, ranks, after)
-    _hook_up(trainee, rank0_hook.step, watch, stack)
-    return replace(_session(run, layout, memory, node, rank0_hook, own), watch=watch)
+    hook.after = after
+    entered = hook if ranks is None else Rank0Hook(hook, ranks)
+    _hook_up(trainee, entered.step, watch, stack)
+    session = replace(_session(run, config, layout, memory, node, entered, own), watch=watch)
+    return session if ranks is not None else replace(session, save_inner=lambda: save_inner(hook.epoch))
 
 
 def _card(model: nn.Module, exchanged: Collection[str] = ()) -> bytes:
@@ -358,38 +345,61 @@ def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
     return memory.delta_in(written_in(config.codec, config.rounding))
 
 
-def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
+def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState]:
     """Restore the inner state from the checkpoint that the peer starts from, if there is one. Returns two values: the
-    saved counters, empty if none were found; and the object that saves the inner state from now on, None if no
-    checkpoints are kept."""
+    saved counters, empty if none were found; and the object that saves the inner state from now on."""
     checkpoint, local = run["checkpoint"], trainee.local
     counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
-    if local.checkpoint_dir is None:
-        return dict(counters), None
     return dict(counters), InnerState(trainee.optimizers, local.checkpoint_dir, local.keep, trainee.rank)
 
 
 def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: ExitStack) -> None:
-    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass. In a forked process
-    nothing is called."""
-    owner = os.getpid()
+    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass."""
 
     def stepped() -> None:
-        if os.getpid() == owner:
-            watch.step()
-            step()
+        watch.step()
+        step()
 
     stack.callback(after_each_step(trainee.optimizers[-1], stepped))
 
 
+def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
+    """Have torch make `call` after each step of the optimizer. Returns the function that ends that.
+
+    torch.compile never traces the call. A script may compile `optimizer.step()`; traced, what happens at a step would
+    be compiled again and again, because it differs from step to step. Hooks of gradients may step one optimizer for
+    each parameter within a backward pass, which still needs the parameters as they are; then `call` is made when that
+    pass has ended. In a forked process nothing is called.
+    """
+    owner = os.getpid()
+
+    def in_this_process() -> None:
+        if os.getpid() == owner:
+            call()
+
+    def stepped(*_: object) -> None:
+        try:
+            Variable._execution_engine.queue_callback(in_this_process)
+        except RuntimeError:  # no backward pass is going on
+            pass
+        else:
+            return
+        in_this_process()
+
+    if not getattr(type(optimizer).step, "hooked", False):  # a wrapper may not have called torch's own __init__
+        Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
+    untraced = torch.compiler.disable(stepped)  # type: ignore[no-untyped-call]
+    return optimizer.register_step_post_hook(untraced).remove
+
+
 def _session(
     run: Message,
+    config: RunConfig,
     layout: Layout,
     memory: SharedMemory,
     node: NodeProcess | None,
-    hook: AnyHook | None = None,
+    hook: AnyHook | Following | None = None,
     parameters: LocalModel | None = None,
 ) -> Session:
-    config, _ = _known(run)
     plan = FragmentPlan.of(layout, config.sync_every)
     return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook, parameters)

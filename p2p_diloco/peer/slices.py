@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from p2p_diloco.data.formats import FORMATS
+from p2p_diloco.data.files import FORMATS
 from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, from_wire
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
@@ -38,12 +38,11 @@ log = logging.getLogger("p2p_diloco")
 
 
 class _Door:
-    """A connection to the node's door; each process makes its own."""
+    """The way to the node's door. Each thread of each process has a connection of its own."""
 
     def __init__(self, path: str, wait_s: float) -> None:
         self._path, self._wait_s = path, wait_s
-        self._owner, self._one = os.getpid(), threading.Lock()
-        self._end: TrainerEnd | None = None
+        self._mine = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Door, (self._path, self._wait_s)
@@ -56,57 +55,51 @@ class _Door:
                 the node's own error.
         """
         give_up_at, told, told_at, why = time.monotonic() + self._wait_s, "", 0.0, "the node does not answer"
-        with self._alone():
-            end = self._connected()
-            try:
-                end.send({"kind": kind, **values})
-                while (left_s := give_up_at - time.monotonic()) > 0:
-                    match message := end.receive(left_s):
-                        case None:
-                            break
-                        case {"kind": "waits", "text": why}:
-                            if why != told or time.monotonic() - told_at >= REPEAT_S:
-                                log.info("%s", why)
-                                told, told_at = why, time.monotonic()
-                        case {"kind": "error", "error": error}:
-                            raise from_wire(error)
-                        case {"kind": found} if found == answer:
-                            return message
-            except ChannelClosed:
-                raise NodeDied("the node has ended", mend="see its log above") from None
-            except BaseException as error:
-                if not isinstance(error, P2PDilocoError):
-                    self._disconnect()  # a late answer must not be read as the answer to the next request
-                raise
-            self._disconnect()
+        end = self._connected()
+        try:
+            end.send({"kind": kind, **values})
+            while (left_s := give_up_at - time.monotonic()) > 0:
+                match message := end.receive(left_s):
+                    case None:
+                        break
+                    case {"kind": "waits", "text": why}:
+                        if why != told or time.monotonic() - told_at >= REPEAT_S:
+                            log.info("%s", why)
+                            told, told_at = why, time.monotonic()
+                    case {"kind": "error", "error": error}:
+                        raise from_wire(error)
+                    case {"kind": found} if found == answer:
+                        return message
+        except ChannelClosed:
+            raise NodeDied("the node has ended", mend="see its log above") from None
+        except BaseException as error:
+            if not isinstance(error, P2PDilocoError):
+                self._disconnect()  # a late answer must not be read as the answer to the next request
+            raise
+        self._disconnect()
         mend = "start a data node that serves it, or wait longer"
         raise GaveUpWaiting(f"is over: {why}", key="wait_timeout", value=f"{self._wait_s:g}", mend=mend)
 
     def tell(self, kind: str, **values: Any) -> None:
         """Tell the node something that needs no answer. If the node has ended, the next `ask` raises the error."""
-        with self._alone(), contextlib.suppress(ChannelClosed, NodeDied):
+        with contextlib.suppress(ChannelClosed, NodeDied):
             self._connected().send({"kind": kind, **values})
 
-    def _alone(self) -> threading.Lock:
-        if self._owner != os.getpid():  # a forked process: the connection, and a lock that is held, are its parent's
-            self._owner, self._one, self._end = os.getpid(), threading.Lock(), None
-        return self._one
-
     def _connected(self) -> TrainerEnd:
-        if self._end is None:
+        if getattr(self._mine, "owner", 0) != os.getpid():  # a forked process has its parent's connection, too
             sock = socket.socket(socket.AF_UNIX)
             try:
                 sock.connect(self._path)
             except OSError:
                 sock.close()
                 raise NodeDied("the node has ended", mend="see its log above") from None
-            self._end = TrainerEnd(sock)
-        return self._end
+            self._mine.owner, self._mine.end = os.getpid(), TrainerEnd(sock)
+        end: TrainerEnd = self._mine.end
+        return end
 
     def _disconnect(self) -> None:
-        if self._end is not None:
-            self._end.close()
-        self._end = None
+        self._mine.end.close()
+        self._mine.owner = 0
 
 
 class Slices(Ordered):
@@ -151,7 +144,7 @@ class Samples(Ordered):
         self._counts = np.array([one.samples for one in slices.manifest.slices], dtype=np.int64)
         self._ends: list[int] = list(accumulate(self._counts.tolist()))
         self._starts = np.cumsum(self._counts) - self._counts
-        self._open: dict[int, Sequence[Any]] = {}
+        self._rows = lru_cache(OPEN_MAX)(self._read)
         self._turns = lru_cache(2)(self._turn)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,12 +158,7 @@ class Samples(Ordered):
             raise IndexError(sample)
         sample = int(sample) % len(self)
         index = bisect_right(self._ends, sample)
-        if (rows := self._open.pop(index, None)) is None:
-            rows = self._read(index)
-        self._open[index] = rows  # now the most recently used
-        while len(self._open) > OPEN_MAX:
-            del self._open[next(iter(self._open))]
-        return rows[sample - int(self._starts[index])]
+        return self._rows(index)[sample - int(self._starts[index])]
 
     def order(self, seed: str, positions: Numbers) -> Numbers:
         epochs, slices, rows = self._at(seed, positions)

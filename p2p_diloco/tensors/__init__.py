@@ -4,16 +4,15 @@ Law: pure arithmetic and plain files; no peer, message, clock or socket. Version
 passed as plain integers, strings and bytes.
 
     layout, partition   parameters, fragments and slices: offsets in the flat vector
-    flat                pieces of flat vectors, and the pseudo-gradient
-    codec               table of wire codecs; implemented in cast (with unbiased rounding), blockwise and topk
+    buffers             which buffers are exchanged; their outer step
+    flat                pieces of flat vectors, threads, the pseudo-gradient; a tensor's bytes, without a copy
+    codec               table of wire codecs; those of few bits are in blockwise and topk
     feedback            error feedback: a lossy codec's error is added to the next contribution
-    raw                 a tensor's bytes, without a copy
-    mean                weighted mean of the contributions to a slice
+    mean, limits        weighted mean of the contributions to a slice; what a contribution or a mean can do to it
     outer, delayed      outer optimizer and Delayed Nesterov, one slice at a time
-    digest              hash of a slice's outer state
-    store               outer state of all slices of a replica
-    outer_state         the same for slices of `fragments`, whose steps are made in place
-    checkpoint, packing the outer state, and nested state dicts, on disk
+    outer_state         outer state of all slices of a replica, whose steps are made in place; digests
+    checkpoint, writing the outer state, and nested state dicts, on disk
+    card, export        what a saved model has besides its parameters; a model that other programs load
 
 Give torch one thread (OMP_NUM_THREADS=1) in a process beside a trainer: on busy cores, waiting threads cost more than
 they gain.

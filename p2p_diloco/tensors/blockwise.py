@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.raw import as_bytes, magnitude
+from p2p_diloco.tensors.flat import as_bytes, magnitude
 
 BLOCK = 128
 """Elements that share a peak; see docs/decisions/0011-few-bits.md. A power of two that divides `flat.BLOCK`."""

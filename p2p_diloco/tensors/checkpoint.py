@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
+import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
 from p2p_diloco.errors import CheckpointError
-from p2p_diloco.tensors.packing import pack as pack
-from p2p_diloco.tensors.packing import unpack as unpack
 from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
 
 FORMAT = 3
@@ -36,7 +36,6 @@ MANIFEST = "manifest.json"
 
 _FOLDER = re.compile(r"checkpoint-(\d+)(?P<old>\.replaced)?")
 _UNFINISHED = ".checkpoint-unfinished"
-_OWN_KEYS = frozenset({"format", "epoch", "files", "seal"})
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
 _CHUNK = 1 << 22
 
@@ -62,11 +61,6 @@ def save(
     the same epoch is replaced, whatever its lineage. Raises `CheckpointError` if the checkpoint can't be written (e.g.
     the disk is full); older checkpoints are then unchanged.
     """
-    if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
-        raise ValueError(
-            "keep must be 1 or more, epoch must be 0 or more, stems may have only A-Za-z0-9_-, and the manifest may "
-            "not have the keys format, epoch, files and seal"
-        )
     root = Path(root)
     unfinished, final = root / _UNFINISHED, root / f"checkpoint-{epoch}"
     try:
@@ -235,3 +229,84 @@ def _seal(content: Mapping[str, object]) -> str:
 
 def _broken(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(f"can't be used: {why}", key="checkpoint", value=folder, mend="choose another")
+
+
+# -- nested state dicts as tensors and JSON. A value that is no plain data is refused when it is saved, never when it is
+# loaded. Types survive: integer keys, tuples, floats to the bit.
+
+Json = object
+"""A value that `json.dumps` takes."""
+
+
+def pack(obj: object) -> tuple[dict[str, Tensor], Json]:
+    """Split `obj` (e.g. `optimizer.state_dict()`) into its tensors, named by their path, and JSON that refers to them.
+
+    The tensors are not copied: write them before they change. Raises `CheckpointError` with the path for anything that
+    isn't plain data.
+    """
+    tensors: dict[str, Tensor] = {}
+    return tensors, _pack(obj, "", tensors)
+
+
+def is_plain(obj: object) -> bool:
+    """Whether `pack` takes a value."""
+    try:
+        pack(obj)
+    except CheckpointError:
+        return False
+    return True
+
+
+def unpack(tensors: Mapping[str, Tensor], structure: Json) -> object:
+    """Join what `pack` has split. Raises `CheckpointError` if tensors and structure don't fit together."""
+    match structure:
+        case None | bool() | int() | float() | str():
+            return structure
+        case {"tensor": str(name)} if name in tensors:
+            return tensors[name]
+        case {"float": ("nan" | "inf" | "-inf") as word}:
+            return float(word)
+        case {"list": list(items)}:
+            return [unpack(tensors, item) for item in items]
+        case {"tuple": list(items)}:
+            return tuple(unpack(tensors, item) for item in items)
+        case {"dict": list(pairs)} if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            return {unpack(tensors, key): unpack(tensors, value) for key, value in pairs}
+        case _:
+            raise CheckpointError(
+                f"has a structure that doesn't fit its tensors at {structure!r:.60}",
+                key="checkpoint",
+                mend="choose another checkpoint",
+            )
+
+
+def _pack(obj: object, path: str, tensors: dict[str, Tensor]) -> Json:
+    match obj:
+        case None | bool() | str():
+            return obj
+        case int():
+            return int(obj)
+        case float():
+            return float(obj) if math.isfinite(obj) else {"float": str(float(obj))}
+        case Tensor() if obj.layout == torch.strided:
+            name = path or "value"
+            while name in tensors:  # {"a.b": t} and {"a": {"b": t}} give the same path
+                name += "~"
+            tensors[name] = obj.detach()
+            return {"tensor": name}
+        case list():
+            return {"list": [_pack(item, _at(path, index), tensors) for index, item in enumerate(obj)]}
+        case tuple():
+            return {"tuple": [_pack(item, _at(path, index), tensors) for index, item in enumerate(obj)]}
+        case dict() if all(isinstance(key, (str, int, float, bool, type(None))) for key in obj):
+            return {"dict": [[_pack(key, path, tensors), _pack(obj[key], _at(path, key), tensors)] for key in obj]}
+        case _:
+            raise CheckpointError(
+                f"can't be saved: it is a {type(obj).__name__}",
+                key=path or "state",
+                mend="keep only dictionaries, lists, tuples, dense tensors, numbers, strings and None",
+            )
+
+
+def _at(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -29,37 +29,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.flat import Array, Finite, arrays, unheeded
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
 
-VARIANTS = ("paper", "buffered")
-
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Spreads each outer step of `outer`, which must be sgd with nesterov, over N = `size` ≥ 2 submissions.
-
-    Raises `ConfigError`, naming the key, for settings that can't be used.
-    """
+    """Spreads each outer step of `outer`, which must be sgd with nesterov, over N = `size` ≥ 2 submissions. `variant`:
+    "paper" or "buffered"."""
 
     outer: OuterOptimizer
     size: int
     variant: str = "paper"
-
-    def __post_init__(self) -> None:
-        if self.size < 2:
-            wrong, mend = "needs no buffer", "use the outer optimizer itself"
-            raise ConfigError(wrong, key="dn_buffer_size", value=self.size, mend=mend)
-        if self.variant not in VARIANTS:
-            mend = f"choose {' or '.join(VARIANTS)}"
-            raise ConfigError("is not known", key="dn_variant", value=self.variant, mend=mend)
-        if self.outer.state_lengths(1) != {"m": 1} or not self.outer.nesterov:
-            mend = "use outer_optimizer=sgd with nesterov, or dn_buffer_size=0"
-            raise ConfigError(
-                "works only with outer_optimizer=sgd and nesterov", key="dn_buffer_size", value=self.size, mend=mend
-            )
 
     def revised(self, lr: float, momentum: float) -> DelayedNesterov:
         """Return the same optimizer with other rates, which apply from the next submission on. The buffer and the
@@ -69,10 +51,6 @@ class DelayedNesterov:
     def state_lengths(self, numel: int) -> dict[str, int]:
         """As `OuterOptimizer.state_lengths`."""
         return {"m": numel, "b": numel}
-
-    def init_state(self, numel: int) -> State:
-        """Return the state before the first submission: zeros."""
-        return {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(numel).items()}
 
     @unheeded
     def step(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.errors import ConfigError, listed, reason
 from p2p_diloco.tensors.card import ModelCard
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
@@ -130,28 +130,6 @@ def write(
         _tidy(folder)
 
 
-def _check_hf(model: Exported) -> None:
-    if CONFIG not in model.files:
-        raise ConfigError(
-            f"needs the model's {CONFIG}, which only models of Transformers have: no peer of this run has told one",
-            key="--format",
-            value="hf",
-            mend="use --format safetensors, which writes any model",
-        )
-    if model.missing:
-        raise ConfigError(
-            f"needs values that the run does not have: {_listed(model.missing)}",
-            key="--format",
-            value="hf",
-            mend="use --format safetensors, and load it into a model that has them",
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
 def _write_state_dict(folder: Path, model: Exported, dtypes: Mapping[str, torch.dtype]) -> str:
     """Write model.pt. Each tensor has memory of its own, except that the names of a tied parameter share it."""
     state = {
@@ -197,7 +175,20 @@ def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[st
     Raises:
         ConfigError: the form hf needs something of the model that is unknown.
     """
-    _check_hf(model)
+    if CONFIG not in model.files:
+        raise ConfigError(
+            f"needs the model's {CONFIG}, which only models of Transformers have: no peer of this run has told one",
+            key="--format",
+            value="hf",
+            mend="use --format safetensors, which writes any model",
+        )
+    if model.missing:
+        raise ConfigError(
+            f"needs values that the run does not have: {listed(model.missing, 3)}",
+            key="--format",
+            value="hf",
+            mend="use --format safetensors, and load it into a model that has them",
+        )
     try:
         config: dict[str, Any] = json.loads(model.files[CONFIG])
     except (ValueError, RecursionError):

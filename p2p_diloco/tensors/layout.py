@@ -18,23 +18,34 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, TypeVar, cast, get_args
+from typing import Annotated, Literal, TypedDict, cast, get_args
 
+import msgspec
 from torch import Tensor, nn
 
 from p2p_diloco.core.schedule import fragment_due, fragment_interval
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
 
-T = TypeVar("T")
-
 FragmentLayout = Literal["contiguous", "strided"]
 Kind = Literal["parameter", "mean", "greatest"]
 """What a slice consists of (above)."""
 PARAMETER, MEAN, GREATEST = KINDS = cast(tuple[Kind, Kind, Kind], get_args(Kind))
 
-_LONGEST_NAME = 4096
-"""The most characters of a name in a layout from the wire."""
+_Name = Annotated[str, msgspec.Meta(max_length=4096)]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+_Kind = Annotated[int, msgspec.Meta(ge=0, lt=len(KINDS))]
+_Spec = tuple[_Name, tuple[_Size, ...], _Name]
+
+
+class _Wire(TypedDict):
+    """A layout on the wire (`Layout.to_wire`)."""
+
+    params: tuple[_Spec, ...]
+    fragments: tuple[tuple[_Size, ...], ...]
+    slices: tuple[tuple[_Size, _Size, _Size, _Kind], ...]
+    buffers: tuple[_Spec, ...]
+    homes: tuple[_Size, ...]
 
 
 _COMPILED = "_orig_mod."
@@ -119,8 +130,7 @@ class Layout:
     buffers: tuple[ParamSpec, ...] = ()
     homes: tuple[int, ...] = ()
     places: tuple[tuple[ParamSpec, int], ...] = field(init=False, repr=False, compare=False)
-    """Every parameter and buffer with its first index in the flat vector, in flat order."""
-    _offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Every parameter and buffer with its first index in the flat vector, in flat order: the parameters come first."""
 
     def __post_init__(self) -> None:
         """Compute the places. Raises ValueError for an inconsistent layout (a parameter that occurs twice, a gap
@@ -136,8 +146,6 @@ class Layout:
         flat = [spec for _, _, specs in blocks for spec in specs]
         starts = tuple(accumulate((spec.numel for spec in flat), initial=0))[:-1]
         object.__setattr__(self, "places", tuple(zip(flat, starts, strict=True)))
-        at = dict(zip(order, starts, strict=False))
-        object.__setattr__(self, "_offsets", tuple(at[index] for index in range(len(self.params))))
         self._check_slices(blocks)
 
     @classmethod
@@ -195,17 +203,9 @@ class Layout:
         """The number of elements of the flat vector."""
         return self.slices[-1].stop
 
-    def offset(self, param_index: int) -> int:
-        """Return the parameter's first index in the flat vector."""
-        return self._offsets[param_index]
-
     def slices_of(self, fragment: int) -> tuple[SliceSpec, ...]:
         """Return the slices of a fragment, in flat order. Those of buffers are the last ones."""
         return tuple(place for place in self.slices if place.fragment == fragment)
-
-    def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """Return the values of `named`, whose keys are the names of parameters and buffers, in flat order."""
-        return [named[spec.name] for spec, _ in self.places]
 
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of parameters and buffers, in the model's order, and of the buffers'
@@ -253,16 +253,18 @@ class Layout:
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
         """Decode a layout that `to_wire` encoded. Raises ValueError for anything else."""
         try:
-            params, buffers = _specs(wire["params"]), _specs(wire["buffers"])
-            fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
-            homes = tuple(_size(home) for home in _items(wire["homes"]))
-            slices = tuple(_slice_spec(index, _items(value)) for index, value in enumerate(_items(wire["slices"])))
-        except (KeyError, TypeError, ValueError) as error:
+            told = msgspec.convert(wire, _Wire)
+        except msgspec.ValidationError as error:
             raise ValueError(f"not a layout: {error}") from error
+        params, buffers = (tuple(ParamSpec(*spec) for spec in told[key]) for key in ("params", "buffers"))
+        slices = tuple(
+            SliceSpec(index, fragment, start, stop, KINDS[kind])
+            for index, (fragment, start, stop, kind) in enumerate(told["slices"])
+        )
         specs = (*params, *buffers)
         if len({spec.name for spec in specs}) != len(specs) or not all(spec.numel for spec in specs):
             raise ValueError("not a layout: a parameter or buffer is named twice or is empty")
-        return cls(params, fragments, slices, buffers, homes)
+        return cls(params, told["fragments"], slices, buffers, told["homes"])
 
     def _check_slices(self, blocks: Sequence[tuple[int, Kind, Sequence[ParamSpec]]]) -> None:
         ends = list(accumulate(sum(spec.numel for spec in specs) for _, _, specs in blocks))
@@ -342,37 +344,3 @@ class FragmentPlan:
 
 def _shape(spec: ParamSpec) -> str:
     return "x".join(map(str, spec.shape)) or "scalar"
-
-
-def _specs(value: object) -> tuple[ParamSpec, ...]:
-    return tuple(
-        ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
-        for name, shape, dtype in map(_items, _items(value))
-    )
-
-
-def _slice_spec(index: int, value: Sequence[object]) -> SliceSpec:
-    fragment, start, stop, kind = (_size(n) for n in value)
-    if kind >= len(KINDS):
-        raise ValueError(f"slice {index} is of an unknown kind")
-    return SliceSpec(index, fragment, start, stop, KINDS[kind])
-
-
-def _items(value: object) -> Sequence[object]:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-        raise TypeError(f"expected a name of at most {_LONGEST_NAME} characters")
-    return value
-
-
-def _size(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
-        # lists may be nested too deeply to print
-        found = value if isinstance(value, int | float) else type(value).__name__
-        raise TypeError(f"expected a size or an index, found {found}")
-    return value

@@ -1,6 +1,7 @@
-"""Limits on what one contribution can do to a mean, whatever its sender puts into it.
+"""Limits on what one contribution can do to a mean, and one wrong mean to a slice, whatever a sender puts into it.
 
-Law: pure functions of the contributions of one slice. Nothing here depends on the order of arrival, the number of
+Law: pure functions of the contributions to one slice and of the lengths of its last means, a part of the outer state
+that all replicas share. Nothing here depends on the order of arrival, the number of
 threads or the machine: sums of products have the order that `products` describes, all that follows from them is
 computed in fp64 by single operations, and sums of a few numbers are exact (`math.fsum`).
 
@@ -17,18 +18,35 @@ first contribution's. Factors of 1 are the plain mean.
 
 The second is the centred clipping of Karimireddy et al. 2021, arXiv 2012.10333. v is always a sum of contributions, so
 their inner products are enough to compute the factors; no vector is made before the mean itself.
+
+The limit on each step, with `times` above 0, cuts the mean ḡ before the outer step:
+
+    n ← ‖ḡ‖                        the L2 norm of the mean, as it is decoded
+    M ← median(lengths)            if there are LENGTHS_MIN or more; else ∞
+    f ← min(1, times · M / n)      rounded to fp32 at the end
+    ḡ ← f · ḡ                      skipped for f = 1
+    lengths ← the last LENGTHS_MAX of (lengths, min(n, max(times, GROWTH) · M))    rounded to fp32
+
+A length is remembered as it was before the cut, up to max(times, GROWTH) times the median. So if honest means become
+longer, the median rises once they are the majority; a few wrong means can't raise it. A mean of length 0, to which no
+peer has contributed progress, is neither cut nor remembered: it says nothing of the length of a step. Squares of
+elements above 1.8·10¹⁹ exceed fp32: then n = ∞ and f = 0.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from p2p_diloco.tensors.flat import Array, unheeded
 
 Aggregation = Literal["clip", "mean", "centered_clip"]
 
@@ -131,3 +149,63 @@ def _centered(products: Sequence[Sequence[float]], weights: Sequence[float]) -> 
 def _at_most(limit: float, lengths: Sequence[float]) -> list[float]:
     """For each length the greatest factor, at most 1, with which it doesn't exceed the limit."""
     return [1.0 if length <= limit else limit / length for length in lengths]
+
+
+# -- a limit on each step
+
+LENGTHS = "lengths"
+"""The name of the state tensor: fp32 [LENGTHS_MAX], the newest length last; 0 in a place without a length."""
+LENGTHS_MAX = 9
+LENGTHS_MIN = 3
+"""The limit applies once there are this many lengths: with fewer, one wrong length could be the median."""
+GROWTH = 3.0
+"""A mean's length is remembered as at most max(times, GROWTH) times the median length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The effect of the limit on a mean. `factor`: for the mean's elements; `lengths`: the new state tensor; `norm`:
+    the mean's length, infinite or NaN if it is beyond fp32."""
+
+    factor: float
+    lengths: Tensor
+    norm: float
+
+    def of(self, mean: Iterable[Tensor]) -> Iterable[Tensor]:
+        """The mean's blocks, each multiplied by the factor."""
+        return mean if self.factor == 1 else _scaled(mean, np.float32(self.factor))
+
+
+def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapping[str, Tensor]:
+    """A slice's state tensors from a checkpoint, for a run with the limit `times`. Without a limit (0), the lengths are
+    removed. With `forget`, or if the checkpoint has no lengths, they are all 0, which means that none is known."""
+    if not times:
+        return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state
+    if LENGTHS in state and not forget:
+        return state
+    return {**state, LENGTHS: torch.zeros(LENGTHS_MAX, device="cpu")}
+
+
+@unheeded
+def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cut:
+    """Compute what the limit does to a mean. `mean`: its blocks. `lengths`: the state tensor before this mean. `times`:
+    the limit, in multiples of the median length. `room`: memory for the squares, kept by the caller because allocating
+    it takes as long as computing them."""
+    kept = [length for length in lengths.tolist() if length > 0]
+    median = statistics.median(kept) if len(kept) >= LENGTHS_MIN else math.inf
+    norm = math.sqrt(square(mean, room))
+    factor = float(np.float32(times * median / norm)) if norm > times * median else 1.0
+    length = min(norm, max(times, GROWTH) * median)
+    if length == 0 or not math.isfinite(length):  # NaN also: then the factor is 1, and the caller refuses the result
+        return Cut(factor, lengths, norm)
+    newest = torch.tensor([length], dtype=torch.float32, device="cpu")
+    return Cut(factor, torch.cat([lengths[1:], newest]), norm)
+
+
+def _scaled(mean: Iterable[Tensor], factor: np.float32) -> Iterator[Tensor]:
+    """Multiply each block by the factor. A block is valid until the next one is drawn."""
+    room: Array = np.empty(0, np.float32)
+    for block in mean:
+        if len(room) < block.numel():
+            room = np.empty(block.numel(), np.float32)
+        yield torch.from_numpy(np.multiply(block.numpy(), factor, out=room[: block.numel()]))

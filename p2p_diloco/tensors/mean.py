@@ -31,10 +31,8 @@ from p2p_diloco.core.leases import WEIGHT_MIN as WEIGHT_MIN
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors import limits
-from p2p_diloco.tensors.flat import unheeded
+from p2p_diloco.tensors.flat import ALONE, Buffer, Threads, unheeded
 from p2p_diloco.tensors.limits import Aggregation
-from p2p_diloco.tensors.raw import Buffer
-from p2p_diloco.tensors.threads import ALONE, Threads
 
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
@@ -73,7 +71,9 @@ def weighed(contributions: Sequence[Given], aggregation: Aggregation) -> list[Gi
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs at least one contribution, and no two from one peer")
-    _check_weights(ordered)
+    for _, weight, _ in ordered:
+        if not (math.isfinite(rounded := np.float32(weight)) and rounded > 0):
+            raise ValueError(f"a weight must be positive and finite, found {weight}")
     if aggregation == "mean":
         return ordered
     ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
@@ -140,10 +140,3 @@ def _times(values: Tensor, ratio: np.float32, out: flats.Array) -> flats.Array:
 
 def _decoded(ordered: Sequence[Given], codec: str, numel: int) -> list[Iterator[Tensor]]:
     return [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
-
-
-def _check_weights(ordered: Sequence[Given]) -> None:
-    """Raise ValueError unless each weight, rounded to fp32, is positive and finite."""
-    for _, weight, _ in ordered:
-        if not (math.isfinite(rounded := np.float32(weight)) and rounded > 0):
-            raise ValueError(f"a weight must be positive and finite, found {weight}")

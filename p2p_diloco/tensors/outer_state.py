@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import xxhash
 from torch import Tensor
 
+from p2p_diloco.tensors import buffers, limits
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import digest as digests
-from p2p_diloco.tensors import running, step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.flat import BLOCK, Finite
+from p2p_diloco.tensors.flat import ALONE, BLOCK, Buffer, Finite, Threads, as_bytes, magnitude
 from p2p_diloco.tensors.layout import PARAMETER, Layout, SliceSpec
-from p2p_diloco.tensors.limits import Room
+from p2p_diloco.tensors.limits import LENGTHS, Room
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
-from p2p_diloco.tensors.raw import Buffer, as_bytes, magnitude
-from p2p_diloco.tensors.step_limit import LENGTHS
-from p2p_diloco.tensors.threads import ALONE, Threads
 
 SPARE = 6
 """The most tensors kept for reuse in the next step: θ and two state tensors, for each of two lengths of slices."""
@@ -52,7 +49,7 @@ class SliceState:
 
     def digest(self) -> str:
         """The xxh3-128 of all tensors, 32 hexadecimal digits."""
-        return digests.digest(self.theta, self.state)
+        return digest(self.theta, self.state)
 
     def export(self, *, first: bool = False) -> list[memoryview]:
         """θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next step.
@@ -72,7 +69,7 @@ class OuterState:
         threads: Threads = ALONE,
     ) -> None:
         """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: a mean is
-        cut to at most this many times the median length of the slice's last means (`step_limit`); 0: no mean is cut.
+        cut to at most this many times the median length of the slice's last means (`limits.cut`); 0: no mean is cut.
         `threads` compute the steps."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
@@ -142,10 +139,10 @@ class OuterState:
         return 1.0 if cut is None else cut.factor
 
     def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
-        """Make the outer step of a slice of buffers (`running.stepped`) on the encoded `values`. `share`: how far it
+        """Make the outer step of a slice of buffers (`buffers.stepped`) on the encoded `values`. `share`: how far it
         moves towards them. Raises ValueError as `step` does."""
         place = self.layout.slices[index]
-        theta = running.stepped(place.kind, held.theta, codecs.decode(values, running.CODEC, place.numel), share)
+        theta = buffers.stepped(place.kind, held.theta, codecs.decode(values, buffers.CODEC, place.numel), share)
         seen = Finite()
         seen(theta.numpy())
         self._replace(held, theta, {}, seen)
@@ -163,7 +160,7 @@ class OuterState:
         held: SliceState,
         mean: Buffer,
         codec: str,
-        cut: step_limit.Cut | None,
+        cut: limits.Cut | None,
         outer: OuterOptimizer,
         seen: Finite | None,
         like: Like,
@@ -183,7 +180,7 @@ class OuterState:
 
     def _limited(
         self, held: SliceState, numel: int, mean: Buffer, codec: str
-    ) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
+    ) -> tuple[Iterable[Tensor], limits.Cut | None]:
         """Return the blocks of a mean after the limit is applied, and the `Cut`; without a limit the `Cut` is None."""
         first: Iterable[Tensor] = codecs.decode_blocks(mean, codec, numel)
         if not self._limit:
@@ -191,7 +188,7 @@ class OuterState:
         if numel <= BLOCK:
             first = list(first)  # one block, which is decoded once for both passes
         second = first if numel <= BLOCK else codecs.decode_blocks(mean, codec, numel)
-        cut = step_limit.cut(first, held.state[LENGTHS], self._limit, self._room)
+        cut = limits.cut(first, held.state[LENGTHS], self._limit, self._room)
         return cut.of(second), cut
 
     def _at(self, rates: Rates | None) -> OuterOptimizer | DelayedNesterov:
@@ -241,7 +238,7 @@ class OuterState:
 
     def _keep(self, *void: Tensor) -> None:
         """Keep memory for reuse. Lengths and other short tensors are not worth it."""
-        self._spare = [*self._spare, *(one for one in void if one.numel() > step_limit.LENGTHS_MAX)][-SPARE:]
+        self._spare = [*self._spare, *(one for one in void if one.numel() > limits.LENGTHS_MAX)][-SPARE:]
 
 
 def state_lengths(place: SliceSpec, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
@@ -249,9 +246,23 @@ def state_lengths(place: SliceSpec, outer: OuterOptimizer | DelayedNesterov, lim
     outer optimizer, and with a limit the lengths of the last means. A slice of buffers has none."""
     if place.kind != PARAMETER:
         return {}
-    return step_limit.state_lengths(outer.state_lengths(place.numel), limit)
+    return outer.state_lengths(place.numel) | ({LENGTHS: limits.LENGTHS_MAX} if limit else {})
 
 
 def joined(parts: Sequence[memoryview]) -> memoryview:
     """Join the parts of an `export` for sending."""
     return memoryview(b"".join(parts))
+
+
+def digest(theta: Tensor, state: Mapping[str, Tensor]) -> str:
+    """Return one xxh3-128, 32 hexadecimal digits, over each tensor's name, length and own xxh3-128, in the order of
+    names. The lengths make sure that different states give different byte streams.
+
+    Replicas with equal digests hold the same bits of θ and of every tensor of the outer optimizer's state. It detects
+    faults, not forgery: xxh3 is fast, not cryptographic.
+    """
+    whole = xxhash.xxh3_128()
+    for name, values in sorted([("theta", theta), *((f"state.{name}", values) for name, values in state.items())]):
+        raw = values.numpy()
+        whole.update(f"{name}:{raw.nbytes};".encode() + xxhash.xxh3_128(raw.data).digest())
+    return whole.hexdigest()

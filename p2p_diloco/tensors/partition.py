@@ -7,6 +7,7 @@ parameters and is never empty. Indices refer to the list passed in.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from p2p_diloco.errors import ConfigError
@@ -112,14 +113,8 @@ def _modules(name: str) -> list[str]:
 
 def _smallest_cap(sizes: Sequence[int], count: int) -> int:
     """Return, by bisection, the lowest `cap` for which `count` groups of at most `cap` elements cover the list."""
-    low, high = max(sizes), sum(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if _runs_needed(sizes, middle)[0] <= count:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    caps = range(max(sizes), sum(sizes))
+    return caps.start + bisect_left(caps, True, key=lambda cap: _runs_needed(sizes, cap)[0] <= count)
 
 
 def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.raw import as_bytes, magnitude
+from p2p_diloco.tensors.flat import as_bytes, magnitude
 
 CHUNK = 4096
 """Elements of a chunk; divides `flat.BLOCK`. A place uses 12 of its 16 bits."""

@@ -20,7 +20,7 @@ import xxhash
 from torch import Tensor
 
 from p2p_diloco.errors import CheckpointError
-from p2p_diloco.tensors.raw import as_bytes
+from p2p_diloco.tensors.flat import as_bytes
 
 _DTYPES = {
     torch.float64: "F64",
@@ -33,6 +33,9 @@ _DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 """The names of dtypes in safetensors."""
 

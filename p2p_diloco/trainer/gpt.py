@@ -63,14 +63,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A model that reads bytes and predicts the next byte. The head and the token embedding share one weight.
-
-    Raises ValueError when `heads` does not divide `width`.
-    """
+    """A model that reads bytes and predicts the next byte. The head and the token embedding share one weight."""
 
     def __init__(self, config: GPTConfig) -> None:
-        if config.width % config.heads:
-            raise ValueError(f"width={config.width} must be a multiple of heads={config.heads}")
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab, config.width)

@@ -1,30 +1,36 @@
 """The built-in trainer: a small GPT on real text, trained in a run.
 
 Law: uses only the public API, as any user's script would. What a run needs beyond the training loop belongs in `Peer`.
+The learning rate is a pure function of step counts. What is reported decides nothing; the command sets up logging.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.interrupts import Interrupts, exit_code
+from p2p_diloco.observe.figures import figure
 from p2p_diloco.peer import Peer
 from p2p_diloco.peer.devices import usable
+from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.trainer.blocks import Text, load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
-from p2p_diloco.trainer.progress import Progress, Stopped, log
-from p2p_diloco.trainer.schedule import learning_rate, run_horizon
 from p2p_diloco.trainer.text import Batches, held_out_batches, own_part, training_part
 
 BETAS = (0.9, 0.95)
@@ -33,8 +39,17 @@ BETAS = (0.9, 0.95)
 WARM_LINE_EVERY_S = 5.0
 """Seconds between two log lines of the warm start."""
 
+LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
+"""Seconds between two log lines: on a terminal, and elsewhere, where fewer lines keep log files short."""
+LOSS_MEMORY = 0.95
+"""Weight of earlier losses in the running mean that is shown, because the losses of single batches vary too much."""
+
 Windows = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets, each int64 [batch, context]."""
+Stopped = Literal["finished", "steps", "interrupted", "terminated"]
+"""How training ended: with the run, after this peer's own `steps`, or by a signal (SIGINT or SIGTERM)."""
+
+log = logging.getLogger("p2p_diloco.trainer")
 
 
 def main(
@@ -59,33 +74,34 @@ def main(
     draw = partial(Batches, batch_size=size, context=context, seed=config.seed)
     judged = list(held_out_batches(text, count=config.eval_batches, batch_size=size, context=context))
     warm_batches = draw(fixed, key="warm start")
-    model = GPT(_model_config(config)).to(usable(config.device))
+    shape = GPTConfig(config.layers, config.width, config.heads, context, seed=config.seed)
+    model = GPT(shape).to(usable(config.device))
     stopped: Stopped
     status = 0
-    with Progress(config.log_path) as progress:
-        progress.parameters = sum(parameter.numel() for parameter in model.parameters())
-        try:
-            with Interrupts():
-                if config.warm_start:
-                    log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
-                    warm_start(model, warm_batches, config.warm_start, config)
-                optimizer = new_optimizer(model, config)
-                with Peer(model, optimizer, config=run, local=peer_config) as peer:
-                    content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, config.context)
-                    batches = draw(content, key=peer.peer_id)
-                    stopped = train(model, optimizer, peer, batches, judged, config, progress)
-                if stopped == "steps":  # leaving may have exchanged the last steps
-                    _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
-                progress.digest = peer.digest
-        except KeyboardInterrupt as interrupt:
-            status = exit_code(interrupt)
-            stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
-        summary = progress.summary(stopped)
-        if config.summary_json:
-            sys.stdout.write(json.dumps(summary) + "\n")
-        else:
-            loss = "not evaluated" if progress.val_loss is None else f"held-out loss {progress.val_loss:.4f}"
-            log.info("%s after %d steps, %s", stopped, progress.steps, loss)
+    progress = Progress(config.log_path)
+    progress.parameters = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        with Interrupts():
+            if config.warm_start:
+                log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
+                warm_start(model, warm_batches, config.warm_start, config)
+            optimizer = new_optimizer(model, config)
+            with Peer(model, optimizer, config=run, local=peer_config) as peer:
+                content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
+                batches = draw(content, key=peer.peer_id)
+                stopped = train(model, optimizer, peer, batches, judged, config, progress)
+            if stopped == "steps":  # leaving may have exchanged the last steps
+                _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
+            progress.digest = peer.digest
+    except KeyboardInterrupt as interrupt:
+        status = exit_code(interrupt)
+        stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
+    summary = progress.summary(stopped)
+    if config.summary_json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+    else:
+        loss = "not evaluated" if progress.val_loss is None else f"held-out loss {progress.val_loss:.4f}"
+        log.info("%s after %d steps, %s", stopped, progress.steps, loss)
     return status
 
 
@@ -206,9 +222,124 @@ def _follow_schedule(
         group["lr"] = rate
 
 
-def _model_config(config: TrainerConfig) -> GPTConfig:
-    return GPTConfig(config.layers, config.width, config.heads, config.context, seed=config.seed)
-
-
 def _device(model: GPT) -> torch.device:
     return model.tokens.weight.device
+
+
+# -- the learning rate: the cosine follows the run's steps, so that a late peer continues where the others are
+
+
+def learning_rate(
+    step: int,
+    *,
+    horizon: int | None,
+    peak: float,
+    warmup_steps: int,
+    min_ratio: float,
+    own_step: int | None = None,
+) -> float:
+    """Return the learning rate of the run's inner step `step`. `own_step` is the number of this step among the peer's
+    own steps; both count from 0. For a peer that has taken part from the beginning they are equal, and `own_step` may
+    be left out.
+
+    The run's rate is `peak` up to step `warmup_steps`, then half a cosine down to `min_ratio` · `peak` at `horizon`,
+    where it stays; without a horizon it stays at `peak`. Over a peer's own first `warmup_steps` its rate rises linearly
+    to the run's, because its inner optimizer starts without any state, however far the run is.
+    """
+    own = step if own_step is None else own_step
+    risen = min(1.0, (own + 1) / max(1, warmup_steps))
+    if horizon is None or step < warmup_steps:
+        return peak * risen
+    gone = min(1.0, (step - warmup_steps) / max(1, horizon - warmup_steps))
+    return peak * risen * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * gone)) / 2)
+
+
+def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
+    """Return the inner step at which the schedule ends: the run's last step if it is known, else this peer's last step;
+    None if neither is known. `submitters`: in asynchronous mode the number of peers, because each peer's submission
+    makes an epoch; otherwise 1."""
+    return own_steps if epochs is None else epochs * sync_every // submitters
+
+
+# -- what is reported
+
+
+class Progress:
+    """Keeps the latest figures of the training, and logs them every few seconds.
+
+    `rows_path` gets one JSON object per step, and one per evaluation.
+
+    Raises:
+        ConfigError: the file can't be written.
+    """
+
+    def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.parameters = 0
+        self.digest = ""
+        self._at = (0, 0)  # global step, epoch
+        self._traffic = Metrics()
+        self._clock = clock
+        self._started = self._shown_at = clock()
+        self._steps_shown = 0
+        self._rate: float | None = None  # steps a second, up to the last line
+        self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
+        self._rows_path = rows_path
+        try:
+            self._write("")
+        except OSError as error:
+            wrong, mend = f"can't be written ({reason(error)})", "name a file in a folder that this user may write to"
+            raise ConfigError(wrong, key="log_path", value=rows_path, mend=mend) from None
+
+    def stepped(self, peer: Peer, loss: float) -> None:
+        self.steps += 1
+        self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
+        self._note(peer, loss, None)
+        if self._clock() - self._shown_at >= self._line_every_s:
+            self._show(peer)
+
+    def evaluated(self, peer: Peer, epoch: int, val_loss: float) -> None:
+        """Record the held-out loss of the global parameters at this epoch."""
+        self.val_loss = val_loss
+        self._note(peer, None, val_loss, epoch)
+        self._show(peer)
+
+    def summary(self, stopped: Stopped) -> dict[str, Any]:
+        """Return the summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""
+        return {
+            "stopped": stopped,
+            "steps": self.steps,  # this peer's own
+            "global_step": self._at[0],
+            "epoch": self._at[1],
+            "loss": self.loss,  # a running mean
+            "val_loss": self.val_loss,  # of the global parameters when last evaluated
+            "seconds": round(self._clock() - self._started, 3),
+            "parameters": self.parameters,  # tied ones once
+            "rounds": self._traffic.sync_count,  # that this peer contributed to
+            "waiting_s": round(self._traffic.waiting_time_s, 3),
+            "bytes_sent": self._traffic.bytes_sent,
+            "bytes_received": self._traffic.bytes_received,
+            "digest": self.digest,  # the run's; empty after an interrupt, and without a run
+        }
+
+    def _note(self, peer: Peer, loss: float | None, val_loss: float | None, epoch: int | None = None) -> None:
+        self._at, self._traffic = (peer.global_step, peer.epoch if epoch is None else epoch), peer.metrics
+        row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
+        self._write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
+
+    def _write(self, row: str) -> None:
+        if self._rows_path is not None:
+            with self._rows_path.open("a", encoding="utf-8") as file:
+                file.write(row)
+
+    def _show(self, peer: Peer) -> None:
+        now = self._clock()
+        if self.steps > self._steps_shown:  # an evaluation may follow the last line at once
+            self._rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
+            self._shown_at, self._steps_shown = now, self.steps
+        losses = f"loss {figure(self.loss, '.3f')}  held-out {figure(self.val_loss, '.3f')}"
+        step, epoch = self._at
+        speed = figure(self._rate, ".1f")
+        log.info("step %d  epoch %d  %s  steps/s %s  peers %d", step, epoch, losses, speed, peer.metrics.peers)

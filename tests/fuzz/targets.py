@@ -31,7 +31,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.state import founding
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.data.formats import FORMATS, cut
+from p2p_diloco.data.files import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.history.order import ordered
@@ -66,8 +66,8 @@ from p2p_diloco.observe.snapshot import snapshot
 from p2p_diloco.observe.view import lines
 from p2p_diloco.remembered import file_of, remembered
 from p2p_diloco.tensors.checkpoint import MANIFEST, save
-from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.outer_state import digest
 from tests.history.recorded import RecordedWorld
 from tests.net.members import KEY, invitation, membership
 from tests.node.headers_world import RULES

@@ -202,7 +202,7 @@ async def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick
     old = DelayedNesterov(outer, 3, variant)
     new = old.revised(0.25, 0.75)
     theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
-    state = old.init_state(1)
+    state = {name: torch.zeros(1) for name in old.state_lengths(1)}
     while revised < 7:
         if submission == 4:
             await ask(network, 1, 0.25, 0.75)

@@ -19,8 +19,8 @@ from p2p_diloco.node import slice_work
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import LOOK_AGAIN_S, SliceWork
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import running
 from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec
 from p2p_diloco.tensors.mean import weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState
@@ -126,7 +126,7 @@ def test_rounds_make_the_steps_of_the_outer_state(config: dict[str, Any], revisi
                 rates = run.rates_at(revision, epoch)
                 theirs.step(number, theirs.slices[number], codecs.encode(mean, reply), reply, 3, 0, rates)
             else:
-                mean = running.together(place.kind, given, place.numel, run.config.aggregation)
+                mean = buffers.together(place.kind, given, place.numel, run.config.aggregation)
                 theirs.step_buffers(number, theirs.slices[number], codecs.encode(mean, reply), 1.0)
             assert bytes(done.payload) == bytes(codecs.encode(mean, reply))
             made.append(Mean(0, at(epoch), "k", number, done.hash, "a", done.payload))

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.peer.hook import outcomes_in
 from p2p_diloco.peer.local import LocalModel, with_global_values
-from p2p_diloco.peer.merging import outcomes_in
 from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import Layout

@@ -45,8 +45,13 @@ def test_a_model_and_its_optimizer_enter_no_second_run() -> None:
         pass
 
 
-def test_the_copy_in_a_forked_process_is_in_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_in_a_forked_process_is_in_no_run() -> None:
     model, optimizer = parts()
-    with Peer(model, optimizer), monkeypatch.context() as forked:
-        forked.setattr(os, "getpid", lambda: -1)
-        Peer(model, optimizer)
+    with Peer(model, optimizer):
+        if not (child := os.fork()):
+            try:
+                Peer(model, optimizer)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0

@@ -11,7 +11,7 @@ from torch import distributed, nn
 
 from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.ranks import bare, group_of
-from p2p_diloco.peer.untraced import after_each_step
+from p2p_diloco.peer.session import after_each_step
 from p2p_diloco.tensors.layout import specs_of, trainable
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, distributed, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
-from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
+from p2p_diloco.peer.rank_hooks import FarModel, packed, unpack
 from p2p_diloco.peer.ranks import group_of
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from p2p_diloco import ConfigError, Peer
-from p2p_diloco.peer.fitness import check
+from p2p_diloco import ConfigError, Peer, UsageError
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.peer import peer as peers
+from p2p_diloco.peer.extents import ALONE
+from p2p_diloco.peer.fitness import ASKED, Watch, check
+from p2p_diloco.peer.session import Trainee, _hook_up
+from tests.peer.scripted import hooked
 
 
 def with_a_tensor(value: torch.Tensor) -> nn.Module:
@@ -111,3 +118,241 @@ def test_parameters_that_no_state_dict_has_are_named(caplog: pytest.LogCaptureFi
     (message,) = caplog.messages
     assert "state_dict() of Listed has not 1 of the parameters" in message
     assert "not global ones: weight; begin with" in message
+
+
+# -- watch
+
+
+def parts() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    model[1].requires_grad_(True)
+    return model, torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+
+def unfreeze(model: nn.Sequential) -> None:
+    model[0].weight.requires_grad_(True)
+
+
+def add(model: nn.Sequential) -> None:
+    model.append(nn.Linear(2, 2, bias=False))
+
+
+def resize(model: nn.Sequential) -> None:
+    model[1] = nn.Linear(2, 2)
+
+
+def merge(model: nn.Sequential) -> None:
+    del model[1]
+
+
+def widen(model: nn.Sequential) -> None:
+    model.double()
+
+
+def cut(model: nn.Sequential) -> None:
+    model[1].weight.data = torch.zeros(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (widen, r"parameter=1\.weight, 1\.bias has become torch\.float64, but a run .* fp32; keep the model in fp32"),
+        (cut, r"parameter=1\.weight has another shape than when the run was entered"),
+        (unfreeze, r"parameter=0\.weight was frozen or missing.*unfreeze or add it before the peer is made"),
+        (add, r"parameter=2\.weight was frozen or missing"),
+        (resize, r"parameter=1\.weight, 1\.bias is another tensor.*change the model before the peer is made"),
+        (merge, r"parameter=1\.weight, 1\.bias is another tensor than when the run was entered, or gone"),
+    ],
+)
+def test_a_model_that_is_changed_ends_the_next_step(change: Callable[[nn.Sequential], None], sentence: str) -> None:
+    """Before anything is exchanged, because peers would hold different models without a word."""
+    model, optimizer = parts()
+    calls: list[int] = []
+    trainee = Trainee(RunConfig(), PeerConfig(), model, [optimizer], ALONE)
+    with ExitStack() as stack:
+        _hook_up(trainee, lambda: calls.append(1), Watch(model, optimizer), stack)
+        optimizer.step()
+        assert calls == [1]
+        change(model)
+        with pytest.raises(UsageError, match=sentence):
+            optimizer.step()
+        assert calls == [1]
+
+
+def test_a_model_may_be_compiled_moved_and_frozen_for_a_while() -> None:
+    """Loops of several optimizers freeze what one of them doesn't train; its values are exchanged as before."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    model.requires_grad_(False)
+    watch.step()
+    model[1].requires_grad_(True)
+    model[1] = torch.compile(model[1], backend="eager")
+    model.to(torch.bfloat16)
+    watch.step()
+
+
+def test_parameters_that_are_given_to_the_optimizer_later_are_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of the model are exchanged; others reach no other peer, which is told once."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    watch.step()
+    optimizer.add_param_group({"params": model[0].parameters()})
+    watch.step()
+    assert caplog.messages == []
+    optimizer.add_param_group({"params": nn.Linear(3, 1).parameters()})
+    for _ in range(3):
+        watch.step()
+    (message,) = caplog.messages
+    assert "SGD also trains 2 parameters that are not in the model" in message
+
+
+def train(weight: nn.Parameter, masters: list[float], pull: float, *, keeps_masters: bool) -> None:
+    """A step by `pull`; with masters, of the optimizer's own copy, which then goes into the model."""
+    with torch.no_grad():
+        if keeps_masters:
+            masters[0] += pull
+            weight.fill_(masters[0])
+        else:
+            weight.add_(pull)
+
+
+def rounds(every: int, lr: float, *, keeps_masters: bool) -> None:
+    """Five rounds of a peer, alone, and one step more. Each step moves the weights by 1."""
+    hook, node, model = hooked(sync_every=every)
+    node.lr = lr
+    watch = Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    hook._local.merging = watch.merging  # type: ignore[attr-defined]
+    masters = [[0.0], [0.0]]
+    for _ in range(5 * every + 1):
+        for weight, own in zip(model.parameters(), masters, strict=True):
+            train(weight, own, 1.0, keeps_masters=keeps_masters)
+        watch.step()
+        hook.step()
+
+
+@pytest.mark.parametrize("every", [10, 40])
+def test_an_optimizer_that_undoes_merges_is_told_once(every: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A merge moves the weights to the other side, as if the others pulled there; the next step moves them back."""
+    rounds(every, -1.0, keeps_masters=True)
+    assert caplog.text.count("SGD undoes each merge") == 1
+
+
+@pytest.mark.parametrize(("every", "lr"), [(1, -1.0), (2, 0.5), (10, -1.0), (10, 0.9), (10, 1.0), (10, 1.3)])
+def test_a_step_that_happens_to_lead_back_is_not_told(every: int, lr: float, caplog: pytest.LogCaptureFixture) -> None:
+    """An ordinary step may end where the weights were before the merge, if others pull the other way or the outer
+    learning rate is low; it is as long as the steps before it."""
+    rounds(every, lr, keeps_masters=False)
+    assert caplog.text == ""
+
+
+class Keeps(torch.optim.SGD):
+    """Keeps a copy of the first weights, moments, and weights of its own; the names of those that are told."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            own = {"p0": parameter.detach().clone(), "exp_avg": torch.zeros_like(parameter), "step": torch.zeros(())}
+            self.state[parameter] = own
+
+    def move(self, by: float) -> None:
+        with torch.no_grad():
+            for parameter, own in self.state.items():
+                parameter.add_(by)
+                own["exp_avg"] += by
+                if "slow" in own:
+                    own["slow"] += (parameter - own["slow"]) / 2
+
+
+class Wrapper:
+    def __init__(self, optimizer: Keeps) -> None:
+        self.optimizer = optimizer
+        self.state = {parameter: {"slow": parameter.detach().clone()} for parameter in optimizer.state}
+
+
+@pytest.mark.parametrize("where", ["nowhere", "in the optimizer", "in a wrapper"])
+def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Lookahead's slow weights, or those of schedule-free ones. Moments, and a copy of the first weights, are none."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1, bias=False)
+    with torch.no_grad():
+        model.weight[0, 0] = 1e-6  # near to nothing: several values count
+    optimizer = Keeps(model)
+    wrapper = Wrapper(optimizer)
+    if where == "in the optimizer":
+        for parameter, own in optimizer.state.items():
+            own["slow"] = parameter.detach().clone()
+    watch = Watch(model, optimizer, [wrapper] if where == "in a wrapper" else [])
+    for _ in range(6):
+        for _ in range(3):
+            optimizer.move(0.001)
+            for own in wrapper.state.values():
+                own["slow"] += 0.001
+            watch.step()
+        for _ in range(2):  # fragments may come one after another
+            with watch.merging(), torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(-0.0002)
+    name = "Wrapper" if where == "in a wrapper" else "Keeps"
+    assert caplog.text.count(f"the optimizer {name} keeps weights of its own ('slow' in its state)") == (
+        where != "nowhere"
+    )
+    assert len(caplog.messages) == (where != "nowhere")
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, watch: Watch | None, parts: tuple[Any, Any]) -> Peer:
+    """A peer that has entered without a node."""
+    session: Any = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
+    session.watch, session.standing = watch, SimpleNamespace(finished=False)
+    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
+    return Peer(*parts).__enter__()
+
+
+@pytest.mark.parametrize("asked", [0, ASKED])
+def test_training_without_a_step_is_told_once(
+    asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the loop asks for the run's end, or else on leaving, with the optimizer that was given."""
+    model, optimizer = parts()
+    peer = entered(monkeypatch, Watch(model, optimizer), (model, optimizer))
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    for _ in range(3 * asked):
+        assert not peer.finished
+    assert caplog.text.count("step() of the optimizer SGD is never called") == (asked > 0)
+    peer.close()
+    assert caplog.text.count("step() of the optimizer SGD is never called") == 1
+
+
+def test_a_change_after_the_last_step_is_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrapper moves the weights once more, or the program loads others, and then leaves."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(monkeypatch, watch, (model, optimizer))
+    watch.step()
+    with watch.merging(), torch.no_grad():
+        model[1].weight.add_(1.0)
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    peer.close()
+    assert caplog.text == ""
+
+
+def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that a merge has loaded are no training, and steps that come now and then are counted."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(monkeypatch, watch, (model, optimizer))
+    for _ in range(3):
+        with watch.merging(), torch.no_grad():
+            model[1].weight.add_(1.0)
+        for _ in range(2 * ASKED):
+            assert not peer.finished
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
+        watch.step()
+    peer.close()
+    assert caplog.text == ""

@@ -35,9 +35,9 @@ def test_a_normal_end_exchanges_all_uncounted_steps(
     if "mode" in settings:
         node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model, steps)
-    assert hook.merger.uncounted
+    assert hook.uncounted
     leaves(hook)
-    assert hook.merger.uncounted == 0
+    assert hook.uncounted == 0
     assert node.memory.theta.tolist() == [float(steps)] * 4
     assert model.u.tolist() == model.v.tolist() == [float(steps)] * 2
     assert warnings(caplog) == []

@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 def flat(model: Model, layout: Layout) -> Tensor:
     named = dict(model.named_parameters())
-    return torch.cat([p.detach().float().reshape(-1) for p in layout.arrange(named)])
+    return torch.cat([named[spec.name].detach().float().reshape(-1) for spec, _ in layout.places])
 
 
 def train(model: Model) -> None:
@@ -50,9 +50,7 @@ def train(model: Model) -> None:
 
 def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
     """Flat values as the model can hold them."""
-    dtypes = torch.cat(
-        [torch.full((p.numel(),), p.dtype == torch.bfloat16) for p in layout.arrange(dict(model.named_parameters()))]
-    )
+    dtypes = torch.cat([torch.full((spec.numel,), spec.dtype == "bfloat16") for spec, _ in layout.places])
     return torch.where(dtypes, values.bfloat16().float(), values)
 
 

@@ -84,7 +84,8 @@ def test_the_innermost_optimizer_of_the_last_counts() -> None:
         def __init__(self, optimizer: Any) -> None:
             self.optimizer = optimizer
 
-    assert _unwrapped([first, Wrapper(Wrapper(last))]) == [first, last]
+    wrapped = Wrapper(Wrapper(last))
+    assert _unwrapped([first, wrapped]) == [[first], [wrapped, wrapped.optimizer, last]]
     with pytest.raises(UsageError):
         _unwrapped([])
 

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,14 +15,13 @@ import torch
 from torch import nn
 
 from p2p_diloco.errors import NodeDied, P2PDilocoError, RankDied
-from p2p_diloco.peer import far, rank0
+from p2p_diloco.peer import rank_hooks, ranks
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.far import FarModel
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
-from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
+from p2p_diloco.peer.rank_hooks import FarModel, OtherRanks, Rank0Client, Rank0Hook, Rank0Model, RankNHook
+from p2p_diloco.peer.ranks import Place
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 BEGIN = Standing()
@@ -34,6 +35,7 @@ class PlayedHook:
         self.standing = BEGIN
         self.reports: list[tuple[float | None, int | None]] = []
         self.does: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
 
     def report(self, loss: float | None, samples: int | None) -> None:
         self.reports.append((loss, samples))
@@ -42,6 +44,7 @@ class PlayedHook:
         self.does()
         steps = self.standing.metrics.local_step + 1
         self.standing = replace(self.standing, metrics=Metrics(local_step=steps), global_step=3)
+        self.after()
 
     def synchronise(self) -> None:
         self.standing = replace(self.standing, epoch=7, finished=True)
@@ -53,8 +56,8 @@ class Pair:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.ranks, self.rank0 = OtherRanks([ours]), Rank0Client(1, theirs)
-        self.played, self.saved, self.then = PlayedHook(), [], lambda: None
-        self.leading = Rank0Hook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
+        self.played, self.saved = PlayedHook(), []
+        self.leading = Rank0Hook(self.played, self.ranks)  # type: ignore[arg-type]
         self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
         self.layout = Layout.build(specs_of(self.models[0]), slice_elements=2)
@@ -118,12 +121,12 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
 def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank on another host has memory of its own. Rank 0 serves it, a piece at a time, while it waits for the rank to
     be done. Here it is the far rank that writes the parameter, and rank 0 loads what it wrote."""
-    monkeypatch.setattr(far, "PIECE_BYTES", 8)
+    monkeypatch.setattr(rank_hooks, "PIECE_BYTES", 8)
     memory = torch.zeros(3, 4)
     mine = LocalModel(pair.models[0], pair.layout, pair.theta, pair.base, pair.delta, rank=Rank(1, 2))
     theirs = LocalModel(pair.models[1], pair.layout, *memory, rank=Rank(0, 2))
     led = Rank0Model(mine, pair.ranks)
-    rank_n = RankNHook(pair.rank0, FarModel(theirs, pair.rank0, *memory), None)
+    rank_n = RankNHook(pair.rank0, FarModel(theirs, pair.rank0, *memory), lambda **_: None)
     pair.ranks.memory = {"theta": pair.theta, "delta": pair.delta}
 
     def exchange() -> None:
@@ -159,7 +162,7 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
 
 def test_all_ranks_save_at_one_step(pair: Pair) -> None:
     """If rank 0 saves its state after a step, the other ranks save theirs before any of them goes on."""
-    pair.then = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
+    pair.played.after = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
     step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
@@ -177,8 +180,8 @@ def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
 
 
 def test_a_rank_that_does_not_come_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank0, "RANK_S", 0.2)
-    monkeypatch.setattr(rank0, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(rank_hooks, "RANK_S", 0.2)
+    monkeypatch.setattr(rank_hooks, "TELL_EVERY_S", 0.05)
     with pytest.raises(RankDied, match="rank 1 has sent nothing"):
         pair.leading.step()
 
@@ -227,3 +230,75 @@ def test_rank_0s_end_is_noticed(pair: Pair) -> None:
     pair.ranks.close()
     with pytest.raises(RankDied, match="rank 0, which speaks for this peer, has ended"):
         step.result(WITHIN_S)
+
+
+# -- meeting
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def listeners(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket, Place]]:
+    """Rank 0's two listeners, and their place."""
+    with socket.socket(socket.AF_UNIX) as near, socket.create_server((HERE, 0)) as far:
+        near.bind(str(tmp_path / "ranks"))
+        near.listen(4)
+        yield near, far, Place(near.getsockname(), (HERE,), far.getsockname()[1], "ab" * 16 + "cd" * 16)
+
+
+def met(listeners: tuple[socket.socket, socket.socket, Place], *places: Place) -> list[socket.AddressFamily]:
+    """Let rank 1, 2, ... look for rank 0 at these places. Returns how rank 0 is connected to each of them."""
+    near, far, place = listeners
+    with ThreadPoolExecutor() as pool:
+        reached = [pool.submit(ranks._reached, each, rank) for rank, each in enumerate(places, start=1)]
+        found = dict(ranks._accepted((near, far), len(places) + 1, place, lambda: False))
+        for rank, theirs in enumerate(reached, start=1):
+            ours, other = found[rank], theirs.result()
+            assert other is not None
+            with ours, other:
+                other.sendall(bytes([rank]))
+                assert ours.recv(1) == bytes([rank])
+        return [found[rank].family for rank in sorted(found)]
+
+
+def test_a_rank_takes_the_unix_socket_if_it_can(listeners: tuple[socket.socket, socket.socket, Place]) -> None:
+    """Over it memory is shared. A rank that doesn't find it takes TCP."""
+    place = listeners[2]
+    assert met(listeners, replace(place, path="/no such/path"), place) == [socket.AF_INET, socket.AF_UNIX]
+
+
+def test_an_address_of_another_program_is_passed_over(listeners: tuple[socket.socket, socket.socket, Place]) -> None:
+    """Hosts may have the same private addresses, so a rank may get to a wrong listener, or to none."""
+    place = replace(listeners[2], path="/no such/path")
+    with socket.create_server(("127.0.0.2", place.port)) as other, ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(lambda: other.accept()[0].close())
+        assert met(listeners, replace(place, addresses=("127.0.0.3", "127.0.0.2", HERE))) == [socket.AF_INET]
+        closed.result()
+
+
+def test_strangers_are_no_ranks(
+    listeners: tuple[socket.socket, socket.socket, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One without the secret, a silent one, and one with a rank that doesn't exist take nobody's place."""
+    monkeypatch.setattr(ranks, "DIAL_S", 0.2)
+    place = listeners[2]
+    with socket.create_connection((HERE, place.port)) as rude, socket.create_connection((HERE, place.port)), \
+            socket.create_connection((HERE, place.port)) as unknown:  # fmt: skip
+        rude.sendall(bytes(20))
+        unknown.sendall(place.halves[0] + (7).to_bytes(4, "big"))
+        assert met(listeners, replace(place, path="/no such/path")) == [socket.AF_INET]  # accepted after these
+        rude.settimeout(5.0)
+        assert rude.recv(100) == b""
+
+
+def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
+    listeners: tuple[socket.socket, socket.socket, Place],
+) -> None:
+    """A rank without a way gives up; then rank 0 is told, and stops."""
+    near, far, place = listeners
+    given_up = Event()
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(lambda: dict(ranks._accepted((near, far), 3, place, given_up.is_set)))
+        assert ranks._reached(replace(place, path="/no such/path", addresses=()), 1) is None
+        given_up.set()
+        assert accepted.result(30.0) == {}

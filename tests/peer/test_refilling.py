@@ -17,8 +17,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer import refilling
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.refilling import Refill, open_shard
-from p2p_diloco.peer.shard import Shard, data_set
-from p2p_diloco.peer.supply import Supply
+from p2p_diloco.peer.shard import Shard, Supply, data_set
 
 DATA = DataSet("train", 10, 1)
 
@@ -29,7 +28,7 @@ class Run:
     def __init__(self, *answers: Table) -> None:
         self.answers = answers
         self.exchanges, self.reports = 0, list[str]()
-        self.supply, self.merger = Supply(0.0), SimpleNamespace(over=False, epoch=1, commits=1, is_due=False)
+        self.supply, self.over, self.epoch, self.commits, self.is_due = Supply(0.0), False, 1, 1, False
         refill: Any = Refill(self, self, RunConfig(), 1)  # type: ignore[arg-type]
         self.shard = Shard(DATA, data_set(10, "train", 1, "")[1], "run/train", refill)
         self.supply.add(self.shard, {"me": "a", "life": 1, "tables": [], "ended": False})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace
+from p2p_diloco.peer.devices import Copies, CudaCopies, Staging
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -54,7 +54,7 @@ class LateCopies:
         into.copy_(out_of)
 
 
-STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(Copies()), "late": lambda: DeviceStaging(LateCopies())}
+STAGINGS = {"host": lambda: None, "plain": lambda: Staging(Copies()), "late": lambda: Staging(LateCopies())}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> None:
     """The order of a stream's work: each chunk is fetched one turn ahead, and its buffer was emptied before."""
     copies = LateCopies()
-    for _, number in DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
+    for _, number in Staging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
         copies.log.append(f"work {number}")
     assert copies.log == [
         "begin", "fetch 0",
@@ -81,7 +81,7 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
 def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:
     """Whatever ends the work, the trainer's stream still waits for what was begun."""
     copies = LateCopies()
-    turns = DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
+    turns = Staging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
     next(turns)
     turns.close()  # type: ignore[attr-defined]
     assert copies.log[-1] == "end"
@@ -126,7 +126,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         local.write_delta(slices, [index for index in slices if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
 
-    here, there = told(InPlace), told(STAGINGS[kind])
+    here, there = told(STAGINGS["host"]), told(STAGINGS[kind])
     assert all(torch.equal(a, b) for a, b in zip(here[0], there[0], strict=True))
     assert torch.equal(here[1], there[1])
     assert torch.equal(here[2], there[2])
@@ -196,7 +196,7 @@ def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest
     with torch.device("meta"):
         assert torch.zeros(1).is_meta
         if staged:
-            monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(Copies()))
+            monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: Staging(Copies()))
         local = LocalModel(model, layout, theta, torch.zeros(0), delta)
         local.write_theta()
         values = theta.clone()
@@ -215,7 +215,7 @@ def test_only_values_that_a_merge_reads_are_fetched(
 ) -> None:
     """Half of the bytes stay off the bus where a merge only loads values."""
     copies = LateCopies()
-    monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(copies))
+    monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: Staging(copies))
     model = Model(torch.float32)
     layout = Layout.build(specs_of(model))
     local = LocalModel(model, layout, *torch.zeros(3, layout.numel), share=share)

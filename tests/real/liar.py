@@ -30,7 +30,7 @@ from p2p_diloco.node.headers import Folded, Rolls, opened, pack, packed, unpack
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.swarm import LIMITS
-from p2p_diloco.tensors.step_limit import LENGTHS_MAX
+from p2p_diloco.tensors.limits import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join
 

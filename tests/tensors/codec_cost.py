@@ -70,7 +70,7 @@ def main() -> None:
         row = measured(values, codec, lambda flat, codec=codec: codecs.encode(flat, codec))  # type: ignore[misc]
         print(json.dumps({codec: row}), flush=True)
         if codec == "bf16":
-            row = measured(values, codec, lambda flat: codecs.encode_stochastically(flat, "bf16", 1))
+            row = measured(values, codec, lambda flat: codecs.encode_stochastically(flat, 1))
             print(json.dumps({"bf16, stochastic": row}), flush=True)
 
 

@@ -6,9 +6,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.tensors.buffers import exchanged, specs_of
+from p2p_diloco.tensors.buffers import exchanged, fingerprint, specs_of, stepped, together
+from p2p_diloco.tensors.layout import GREATEST, MEAN
+from p2p_diloco.tensors.mean import Given
 
 
 class Holder(nn.Module):
@@ -88,3 +92,105 @@ def test_a_shared_buffer_comes_once() -> None:
     model = nn.Sequential(Holder(torch.ones(2)), Holder(torch.zeros(3)))
     model[1].held = model[0].held
     assert list(exchanged(model)) == ["0.held"]
+
+
+# -- what is not exchanged
+
+
+class Adapted(nn.Module):
+    """A frozen base with a buffer and a trainable adapter."""
+
+    def __init__(self, seed: int = 0, adapter: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.base = nn.Linear(40, 50).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(50)
+        self.adapter = nn.Parameter(torch.full((3,), adapter))
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bool))
+
+
+def test_equal_bases_have_equal_fingerprints() -> None:
+    """What a run exchanges, the base's dtype and compilation make no difference."""
+    one, other = Adapted(), Adapted(adapter=1.0)
+    other.norm.running_mean.fill_(3.0)
+    assert fingerprint(one) == fingerprint(other) == fingerprint(Adapted().to(torch.bfloat16)) != ""
+    other.base = torch.compile(other.base, backend="eager")
+    assert fingerprint(other) == fingerprint(one)
+
+
+def test_different_bases_have_different_fingerprints() -> None:
+    """Another value, shape or buffer shows."""
+    found = {fingerprint(Adapted()), fingerprint(Adapted(seed=1))}
+    wider = Adapted()
+    wider.base = nn.Linear(40, 51).requires_grad_(False)
+    masked = Adapted()
+    masked.mask.zero_()
+    assert len(found | {fingerprint(wider), fingerprint(masked)}) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_imaginary_parts_count() -> None:
+    """And torch doesn't warn of any that are discarded, which would end a script that makes warnings errors."""
+
+    def made(imaginary: float) -> Adapted:
+        model = Adapted()
+        model.register_buffer("turns", torch.full((3,), complex(1.0, imaginary)))
+        return model
+
+    assert len({fingerprint(made(each)) for each in (0.0, 1.0, 0.0)}) == 2
+
+
+def test_a_model_that_is_trained_whole_has_none() -> None:
+    """There is nothing to compare, whatever its buffers."""
+    assert fingerprint(nn.BatchNorm1d(3)) == ""
+
+
+# -- their outer step
+
+values32 = st.floats(-(2.0**30), 2.0**30, width=32)
+
+
+def given_(peer: str, weight: float, *values: float) -> Given:
+    return peer, weight, torch.tensor(values, dtype=torch.float32).numpy().tobytes()
+
+
+def test_a_mean_is_weighed_and_not_clipped() -> None:
+    """The third is a thousand times as long as the others. Its weight is bounded as in the mean of parameters."""
+    sent = [given_("a", 1.0, 1.0), given_("b", 3.0, 2.0)]
+    assert together(MEAN, sent, 1, "clip").tolist() == [1.75]
+    third = given_("c", 1.0, 1000.0)
+    assert together(MEAN, [*sent, third], 1, "mean").tolist() == pytest.approx([(1 + 6 + 1000) / 5])
+    assert together(MEAN, [*sent, third], 1, "clip").tolist() == pytest.approx([(1 + 3 + 1000) / 3.5])
+
+
+def test_counters_take_the_greatest() -> None:
+    sent = [given_("a", 1.0, 7.0, -4.0), given_("b", 9.0, 5.0, -3.0)]
+    assert together(GREATEST, sent, 2, "clip").tolist() == [7.0, -3.0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(values32, st.floats(1e-3, 1e6)), min_size=1, max_size=7), st.randoms())
+def test_a_mean_is_no_smaller_or_greater_than_all_and_knows_no_order(sent: list[tuple[float, float]], drawn) -> None:
+    """A variance never becomes negative, and what is equal on all peers stays as it is, to the bit."""
+    parts = [given_(f"p{n}", weight, value) for n, (value, weight) in enumerate(sent)]
+    mean = together(MEAN, parts, 1, "mean").item()
+    assert min(value for value, _ in sent) <= mean <= max(value for value, _ in sent)
+    drawn.shuffle(parts)
+    assert together(MEAN, parts, 1, "mean").item() == mean
+
+
+@settings(max_examples=80, deadline=None)
+@given(values32, values32, st.floats(0.0, 1.0, exclude_min=True))
+def test_a_step_ends_between_the_old_and_the_new_value(theta: float, value: float, share: float) -> None:
+    old, new = torch.tensor([theta]), torch.tensor([value])
+    assert min(theta, value) <= stepped(MEAN, old, new, share).item() <= max(theta, value)
+    assert stepped(MEAN, old, new, 1.0).item() == value
+    assert old.item() == theta
+    assert new.item() == value
+
+
+def test_a_step_moves_a_mean_by_its_share_and_a_counter_never_back() -> None:
+    old, new = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])
+    assert stepped(MEAN, old, new, 0.25).tolist() == [1.5, 4.0]
+    assert stepped(GREATEST, old, new, 0.25).tolist() == [3.0, 5.0]
+    assert stepped(GREATEST, old, new, 1.0).tolist() == [3.0, 1.0]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.tensors import codec
-from p2p_diloco.tensors.raw import magnitude
+from p2p_diloco.tensors.flat import magnitude
 
 floats = st.lists(st.floats(width=32), min_size=0, max_size=40)
 

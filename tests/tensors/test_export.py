@@ -31,8 +31,7 @@ def expected(model: nn.Module) -> dict[str, Tensor]:
     layout, theta = parts(model)
     named = dict(model.named_parameters())
     with torch.no_grad():
-        for index, spec in enumerate(layout.params):
-            start = layout.offset(index)
+        for spec, start in layout.places[: len(layout.params)]:
             named[spec.name].copy_(theta[start : start + spec.numel].view(spec.shape))
     return model.state_dict()
 
@@ -58,6 +57,18 @@ def test_safetensors_loads_into_the_model(tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert {"head.weight": "embed.weight", "epoch": "3", "run_id": "r"}.items() <= file.metadata().items()
         assert "head.weight" not in file.keys()  # noqa: SIM118 - not a dictionary
+
+
+def test_values_of_rare_dtypes_are_written(tmp_path: Path) -> None:
+    """Whatever a card has: rotary tables are complex, quantised weights have 8 bits."""
+    model = Tied()
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2):
+        model.register_buffer(str(dtype).removeprefix("torch."), torch.ones(3).to(dtype))
+    card = card_of(model)
+    written(tmp_path, "safetensors", model=model, card=card)
+    found = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {name: str(found[name].tolist()) for name in card.rest} == {n: str(v.tolist()) for n, v in card.rest.items()}
+    assert "complex64" in card.rest
 
 
 def test_a_state_dict_has_all_names(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from p2p_diloco.tensors import running, step_limit
+from p2p_diloco.tensors import buffers, limits
 from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.flat import BLOCK
+from p2p_diloco.tensors.flat import BLOCK, Finite, Threads
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer
-from p2p_diloco.tensors.outer_state import OuterState, joined
-from p2p_diloco.tensors.threads import Threads
+from p2p_diloco.tensors.outer_state import OuterState, digest, joined
 
 SIZE = BLOCK + 1000
 LAYOUT = Layout.build((ParamSpec("p", (2 * SIZE,), "float32"),), 1, "contiguous", SIZE)
@@ -47,10 +48,10 @@ def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, 
             factor = made.step(index, made.slices[index], mean, codec, 1, number % 4, rates)
             grad, lengths = decode(mean, codec, SIZE), {}
             if limit:
-                cut = step_limit.cut(grad.split(BLOCK), state[index].pop(step_limit.LENGTHS), limit, Room())
+                cut = limits.cut(grad.split(BLOCK), state[index].pop(limits.LENGTHS), limit, Room())
                 grad, lengths = (
                     torch.cat([block.clone() for block in cut.of(grad.split(BLOCK))]),
-                    {step_limit.LENGTHS: cut.lengths},
+                    {limits.LENGTHS: cut.lengths},
                 )
                 assert factor == cut.factor
             more = (1, number % 4) if isinstance(outer, DelayedNesterov) else ()
@@ -70,7 +71,7 @@ def test_buffers_move_towards_what_is_sent() -> None:
     expected = [theta[place.start : place.stop].clone() for place in BUFFERED.slices]
     for index, share in ((1, 0.25), (2, 1.0), (2, 0.5)):
         place, values = BUFFERED.slices[index], drawn(index, BUFFERED.slices[index].numel)
-        expected[index] = running.stepped(place.kind, expected[index], values, share)
+        expected[index] = buffers.stepped(place.kind, expected[index], values, share)
         made.step_buffers(index, made.slices[index], encode(values, "fp32"), share)
         assert torch.equal(made.slices[index].theta, expected[index])
     with pytest.raises(ValueError, match="not finite"):
@@ -224,3 +225,59 @@ def test_steps_take_no_new_memory() -> None:
     for index in range(2):
         made.step(index, made.slices[index], mean, "bf16")
     assert there == {one.data_ptr() for one in made._spare} | {held.state["m"].data_ptr() for held in made.slices}
+
+
+# -- digests
+
+
+def flipped(tensor: torch.Tensor, bit: int) -> torch.Tensor:
+    raw = tensor.clone().view(torch.uint8)
+    raw[bit // 8] ^= 1 << bit % 8
+    return raw.view(torch.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 300), st.data())
+def test_one_flipped_bit_anywhere_changes_it(numel, data):
+    """In θ, in m."""
+    theta, m = torch.randn(numel), torch.randn(numel)
+    whole = digest(theta, {"m": m})
+    bit = data.draw(st.integers(0, 32 * numel - 1))
+    assert digest(flipped(theta, bit), {"m": m}) != whole
+    assert digest(theta, {"m": flipped(m, bit)}) != whole
+    assert digest(theta.clone(), {"m": m.clone()}) == whole
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 32, 33, 999])
+def test_one_value_that_is_not_finite_is_seen(bad, place):
+    """In whichever block it is."""
+    values = torch.randn(1000)
+    for expected in (True, False):
+        seen = Finite()
+        for block in values.split(33):
+            seen(block.numpy())
+        assert seen.finite is expected
+        values[place] = bad
+
+
+def test_finite_values_whose_sum_is_not_are_finite():
+    seen = Finite()
+    for values in (torch.full((100,), torch.finfo(torch.float32).max), torch.empty(0)):
+        seen(values.numpy())
+    assert seen.finite
+
+
+def test_what_lies_where_counts():
+    """The same bytes under other names, or divided otherwise, are another state."""
+    a, b = torch.tensor([1.0]), torch.tensor([2.0])
+    assert digest(a, {"x": a, "y": b}) != digest(a, {"x": b, "y": a})
+    assert digest(a, {"x": b}) != digest(a, {"z": b})
+    assert digest(torch.cat([a, b]), {}) != digest(a, {"x": b})
+    assert digest(a, {}) != digest(a, {"x": torch.empty(0)})
+    assert digest(torch.tensor([0.0]), {}) != digest(torch.tensor([-0.0]), {})
+
+
+def test_it_is_the_same_everywhere():
+    """A fixed value: digests are compared between machines and stored in checkpoints."""
+    assert digest(torch.tensor([1.0, 2.0]), {"m": torch.tensor([0.5])}) == "1ec77077a2e04306612ae3497663e0f5"

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.tensors import codec, step_limit
+from p2p_diloco.tensors import codec, limits
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, ParamSpec
-from p2p_diloco.tensors.limits import Room, square
+from p2p_diloco.tensors.limits import GROWTH, LENGTHS, LENGTHS_MAX, LENGTHS_MIN, Room, square
 from p2p_diloco.tensors.outer import OuterOptimizer
 from p2p_diloco.tensors.outer_state import OuterState
-from p2p_diloco.tensors.step_limit import GROWTH, LENGTHS, LENGTHS_MAX, LENGTHS_MIN
 
 NUMEL = 40
 TIMES = 2.0
@@ -177,8 +176,8 @@ def test_the_numbers_of_the_documents():
 def test_a_checkpoints_lengths_are_kept_forgotten_or_left_out_as_its_run_asks():
     """Kept in the same run; none are known in another one, nor from a version without them; none without a limit."""
     new, old = {"m": torch.ones(2), LENGTHS: torch.ones(LENGTHS_MAX)}, {"m": torch.ones(2)}
-    assert step_limit.restored(new, TIMES, forget=False) is new
-    assert step_limit.restored(old, 0.0, forget=False) is old
-    assert set(step_limit.restored(new, 0.0, forget=False)) == {"m"}
+    assert limits.restored(new, TIMES, forget=False) is new
+    assert limits.restored(old, 0.0, forget=False) is old
+    assert set(limits.restored(new, 0.0, forget=False)) == {"m"}
     for state, forget in ((new, True), (old, False)):
-        assert not step_limit.restored(state, TIMES, forget=forget)[LENGTHS].any()
+        assert not limits.restored(state, TIMES, forget=forget)[LENGTHS].any()

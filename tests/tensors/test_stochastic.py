@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.tensors import codec
-from p2p_diloco.tensors.cast import to_bf16
+from p2p_diloco.tensors.codec import to_bf16
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 DRAWS = 4000
@@ -50,9 +50,9 @@ def test_draws_are_even_in_every_lane() -> None:
 
 def test_a_seed_decides() -> None:
     flat = torch.randn(100_001)
-    once = bytes(codec.encode_stochastically(flat, "bf16", 7))
-    assert once == bytes(codec.encode_stochastically(flat, "bf16", 7))
-    assert once != bytes(codec.encode_stochastically(flat, "bf16", 8))
+    once = bytes(codec.encode_stochastically(flat, 7))
+    assert once == bytes(codec.encode_stochastically(flat, 7))
+    assert once != bytes(codec.encode_stochastically(flat, 8))
     assert len(once) == codec.nbytes("bf16", 100_001)
 
 
@@ -62,5 +62,5 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     flat = torch.ones(1000)
     flat[7] = bad
     flat[8] = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)[0]
-    assert not math.isfinite(codec.peak(codec.encode_stochastically(flat, "bf16", 1), "bf16", 1000))
+    assert not math.isfinite(codec.peak(codec.encode_stochastically(flat, 1), "bf16", 1000))
     assert to_bf16(flat, 1)[8].isnan()

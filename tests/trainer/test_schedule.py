@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.trainer.schedule import learning_rate, run_horizon
+from p2p_diloco.trainer.train import learning_rate, run_horizon
 
 
 def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_ratio: float = 0.1) -> float:

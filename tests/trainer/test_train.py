@@ -20,10 +20,8 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
-from p2p_diloco.trainer.progress import Progress
-from p2p_diloco.trainer.schedule import learning_rate
 from p2p_diloco.trainer.text import Batches
-from p2p_diloco.trainer.train import main, mean_loss, new_optimizer, train, warm_start
+from p2p_diloco.trainer.train import Progress, learning_rate, main, mean_loss, new_optimizer, train, warm_start
 from tests.trainer.alone import Alone
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
@@ -202,8 +200,7 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
     config = TINY.model_copy(update={"eval_every_epochs": 1})
-    with Progress(tmp_path / "rows.jsonl") as progress:
-        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
+    train(at.model, at.optimizer, peer, at.batches, at.judged, config, Progress(tmp_path / "rows.jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from p2p_diloco import P2PDilocoError, Peer, PeerConfig, UsageError
-from p2p_diloco.peer import meeting
+from p2p_diloco.peer import ranks
 
 
 def say(what: str, **values: Any) -> None:
@@ -130,8 +130,8 @@ def main(options: dict[str, Any]) -> int:
         model = spread(model, options)
         say("one gather", collectives=collectives(gather))
     if options.get("far"):
-        reached = meeting._reached  # as if rank 0 were on another host
-        meeting._reached = lambda place, rank: reached(replace(place, path=""), rank)
+        reached = ranks._reached  # as if rank 0 were on another host
+        ranks._reached = lambda place, rank: reached(replace(place, path=""), rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
     given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
     local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from p2p_diloco.data import files, formats
+from p2p_diloco.data import files
 from p2p_diloco.data.files import cut_files
 from p2p_diloco.errors import ConfigError
 
@@ -26,7 +26,7 @@ def in_slices(folder: Path, paths: list[Path], slice_bytes: int) -> list[list[An
         assert one.nbytes == len(content)
         alone = folder / "alone"
         alone.write_bytes(content)
-        found.append(list(formats.FORMATS[manifest.form].read(alone)))
+        found.append(list(files.FORMATS[manifest.form].read(alone)))
         assert len(found[-1]) == one.samples
     return found
 
@@ -114,7 +114,7 @@ def test_a_sparse_file_in_a_tar_file_is_not_unfolded(tmp_path: Path) -> None:
         add(tar, "one.txt", b"1")
     with pytest.raises(ConfigError, match=r"a.tar has the sparse file big.bin"):
         cut_files([path], 1 << 20, lambda text: None)
-    assert formats.FORMATS["tar"].read(path) == [{"txt": b"1"}]
+    assert files.FORMATS["tar"].read(path) == [{"txt": b"1"}]
 
 
 def test_a_link_out_of_a_served_folder_is_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_files_that_are_no_data_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert "can't be read as a tar file" in refused("no.tar")
     assert "can't be read as safetensors" in refused("no.safetensors")
     assert "first dimension of one length" in refused("unlike.safetensors")
-    monkeypatch.setattr(formats, "SLICE_BYTES_MAX", 8)
+    monkeypatch.setattr(files, "SLICE_BYTES_MAX", 8)
     (tmp_path / "long.txt").write_text("x" * 100)
     assert "can't be cut into slices that are short enough" in refused("long.txt")
     monkeypatch.setattr(files, "SLICES_MAX", 1)
