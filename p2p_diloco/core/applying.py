@@ -106,7 +106,9 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
         return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
     round = log.round
     known = round.means.get((mean.key, mean.number))
-    wanted = round.commit is not None and round.commit.key == mean.key and mean.hash in round.commit.hashes
+    commit = round.commit
+    named = () if commit is None or commit.key != mean.key else commit.hashes[mean.number : mean.number + 1]
+    wanted = mean.hash in named
     is_used = known is None or wanted or not is_owned(log, known)
     if is_used:
         round.means[mean.key, mean.number] = mean
@@ -179,14 +181,15 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
     """Ask for the means that an accepted commit lacks; as a claimant, close anew once they can't be had. While one is
     coming nobody else is asked, because on a slow link the same mean would come from several."""
     round, commit = log.round, log.round.commit
-    recently = now - round.moved_at < log.rules.settle
-    if log.phase is not Phase.LACKING or commit is None or recently or log.gains(now):
+    if log.phase is not Phase.LACKING or commit is None or now - round.moved_at < log.rules.settle:
         return []
     numbers = tuple(missing(log))
     waited = now - max(round.moved_at, round.began)
     completes = log.leads and claims.holds_term(log)  # then all that promised are asked, for a grace
-    if completes and now - max(round.asked.setdefault(log.me, now), round.moved_at) > log.grace():
+    if completes and now - round.asked.setdefault(log.me, now) > log.grace():
         return _anew(log, now)
+    if not completes and log.gains(now):
+        return []
     sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.holder, *log.roster.holders()]
     sources = [p for p in dict.fromkeys(sources) if p != log.me and log.roster.live(p)]
     if not sources:

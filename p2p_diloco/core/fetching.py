@@ -264,8 +264,9 @@ class Fetching:
         later version. Its donor may be at the head's, though an owner's mean on that came before the slice was asked
         for."""
         early, near = self.logs[fetch.fragment].early, {*fetch.staged, *fetch.busy, *fetch.asked}
-        head = -1 if fetch.head is None else fetch.head.version.epoch
         means = [(key, kept) for key, kept in early.items() if isinstance(kept, Mean)]
+        newest = max((kept.base.epoch for _, kept in means), default=0)
+        head = newest if fetch.head is None else fetch.head.version.epoch
         for key, kept in means:
             if kept.number not in near and kept.base.epoch < head:
                 del early[key]

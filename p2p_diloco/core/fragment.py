@@ -145,22 +145,27 @@ class FragmentLog:
         return max(self.rules.settle, statistics.median(rounds) if rounds else 0.0)
 
     def comes(self, peer: str, now: float) -> bool:
-        """Whether the parts that this peer owes are on their way: a transfer with it goes on, and the last part came no
-        longer ago than a round usually takes. On a slow link a part may take longer than a grace."""
-        goes_on = now - self.round.moving.get(peer, -math.inf) < self.rules.settle
-        return goes_on and now - self.round.moved_at < self.comes_within()
+        """Whether what this peer owes to the closed round is on its way: a transfer with it goes on. On a slow link a
+        part may take longer than a grace."""
+        return self._moves(peer, now) and self.may_wait(now)
 
-    def comes_within(self) -> float:
-        """Return how long after the last part another one may come, while a transfer goes on."""
-        usual = self.usual_round() if self.usual[1] else math.inf
-        return max(self.grace(), min(self.rules.mended_within, usual))
+    def may_wait(self, now: float) -> bool:
+        """Whether a closed round may wait longer than a grace for parts that are on their way: for half of the time
+        that a usual round takes, so that nobody doubles it; while none is known, from one part to the next."""
+        if self.usual[1]:
+            return now - self.round.closed_at < self.usual_round() / 2
+        return now - self.round.moved_at < self.rules.mended_within
+
+    def _moves(self, peer: str, now: float) -> bool:
+        return now - self.round.moving.get(peer, -math.inf) < self.rules.settle
 
     def gains(self, now: float) -> bool:
-        """Whether means that the accepted commit lacks are on their way."""
+        """Whether means that the accepted commit lacks are on their way: a transfer goes on with one that has them, and
+        the last one came not long ago."""
         commit = self.round.commit
-        if self.phase is not Phase.LACKING or commit is None:
+        if self.phase is not Phase.LACKING or commit is None or now - self.round.moved_at >= self.rules.fetch_again:
             return False
-        return any(self.comes(peer, now) for peer in {commit.leader, *commit.owners, *self.round.asked})
+        return any(self._moves(peer, now) for peer in {commit.leader, *commit.owners, *self.round.asked})
 
     def means_of(self, key: str) -> dict[int, Mean]:
         """Return the means of a choice that are here, by number."""
@@ -196,7 +201,7 @@ class FragmentLog:
     def _take_up(self, before: Round) -> None:
         """Take over what binds this peer from an earlier round on the same version."""
         round, commit = self.round, before.commit
-        round.attempt, round.means = before.attempt, before.means
+        round.attempt, round.means, round.delivered = before.attempt, before.means, before.delivered
         if commit is None or commit.leader != self.me:
             return
         round.commits[self.me] = commit

@@ -98,7 +98,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     round.close = Close(*held, choice, owners)
     round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
     round.lacks = round.lacks if again else {}
-    round.moved_at, round.half_at = now, None
+    round.moved_at, round.half_at, round.closed_at = now, None, min(round.closed_at, now)
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
     if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
@@ -148,7 +148,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
     if round.close is None or log.phase is not Phase.CLOSING or message.key != round.close.key:
         return []
     effects: list[Effect] = []
-    if message.missing or now - round.moved_at < log.comes_within():
+    if message.missing or log.may_wait(now - 2 * log.grace()):
         round.asked.pop(sender, None)  # else it says for too long that all is on its way
     for number, authors in message.missing:
         if not 0 <= number < log.slices or round.close.owners[number] != sender:

@@ -35,7 +35,7 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
         claims.yields(log, close.term, sender)
     if log.phase is Phase.APPLYING or (round.close is not None and close.rank < round.close.rank):
         return [claims.vote(log, sender)] if log.phase is Phase.APPLYING else []
-    round.owners, round.attempt = close.owners, close.attempt
+    round.owners, round.attempt, round.closed_at = close.owners, close.attempt, min(round.closed_at, now)
     if close.choice is None:
         return []
     round.close = close
@@ -108,11 +108,12 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
     choice = None if round.close is None else round.close.choice
     ready = None if choice is None else dict(choice.entries).get(part.author)
     known = round.slices.get((part.number, part.author))
+    is_new = known is None or (known.id, known.hash) != (part.id, part.hash)
     if known is None or (known.id <= part.id and not (ready is not None and fits(ready, known))):
         round.slices[part.number, part.author] = part
     if choice is not None and not (ready is not None and fits(ready, part)):
         return []
-    round.moved_at = now if round.commit is None else round.moved_at
+    round.moved_at = now if is_new and round.commit is None else round.moved_at
     return compute(log)
 
 

@@ -189,7 +189,7 @@ class Replica:
             case e.Moving(peer):
                 self.roster.reached(peer)
                 self.fetching.moves(peer, now)
-                for log in self.logs:
+                for log in self.logs if self.roster.live(peer) else ():
                     log.round.moving[peer] = now
                 return self.presence.probe(peer, now) if peer in self.roster.peers and self.roster.heard(peer) else []
             case e.Discovered(peer):

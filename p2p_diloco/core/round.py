@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,8 +34,9 @@ class Round:
     it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
     handed: who has this peer's own contribution, and since when.
     waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
-    it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last
-    came. moving: when a transfer with each peer last made progress. half_at: when half of the means were there.
+    it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last came.
+    closed_at: when it was first closed. moving: when a transfer with each peer last made progress. half_at: when half
+    of the means were there.
     readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
     attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here.
     means: by key and number; computing: begun; delivered: (peer, key, number) of own ones that have reached a peer.
@@ -60,6 +62,7 @@ class Round:
     idle: dict[str, tuple[int, float]] = field(default_factory=dict)
     handed: tuple[str, float] = ("", 0.0)
     moved_at: float = 0.0
+    closed_at: float = math.inf
     moving: dict[str, float] = field(default_factory=dict)
     half_at: float | None = None
     readys: dict[str, Ready] = field(default_factory=dict)

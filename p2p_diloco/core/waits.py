@@ -68,9 +68,11 @@ def _has_time(log: FragmentLog, since: float, now: float) -> bool:
 def excuses(log: FragmentLog, holder: str) -> list[str]:
     """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
     hide behind a peer that has long sent, nor behind its own trainer in round after round. What a holder that is still
-    at an older version waits for is another round's."""
+    at an older version waits for is another round's; but in asynchronous mode it reaches a version last."""
     summary = log.roster.summary(holder)
-    if summary is None or (summary.heads and summary.heads[log.fragment][0] < log.epoch):
+    if summary is None:
+        return []
+    if not log.rules.asynchronous and summary.heads and summary.heads[log.fragment][0] < log.epoch:
         return []
     return [peer for peer in dict(summary.awaits).get(log.fragment, ()) if _would_wait(log, holder, peer)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import applying, claims, closing, digests, holding, waits
+from p2p_diloco.core import applying, claims, closing, digests, holding, owning, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
 from p2p_diloco.core.carry import LEFT
@@ -43,7 +43,7 @@ from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from tests.core.test_findings import a_ready, a_state, choice_of
 from tests.core.world import LOST, NOTHING, Peer, World, rules
 
@@ -970,6 +970,41 @@ def test_what_a_leader_at_an_older_version_waits_for_excuses_it_from_nothing() -
         assert waits.excuses(log, "C") == excused
 
 
+def test_in_asynchronous_mode_a_leader_is_the_last_at_its_version() -> None:
+    """It takes a commit's step once its successors hold it. They waited for it no longer, though it waited for them."""
+    log = a_log("A", "A", "B", "C", of=rules(mode="async"))
+    log.round.holder = "C"
+    log.roster.summarized("C", Summary(1, "worker", heads=((2, "at 2"),), awaits=((0, ("B",)),)))
+    assert waits.excuses(log, "C") == ["B"]
+
+
+def test_what_comes_again_is_no_progress() -> None:
+    """A member sent one slice, or two means under one number, again and again, and the round waited on."""
+    log = lacking("C", "A", "B", "C", applied_by="A")
+    log.round.commit, commit = None, log.round.commit
+    part = Slice(0, log.held.version, "B", ContributionId(1, 4), 0, "hash")
+    for now in (1.0, 2.0):
+        owning.collect(log, "B", part, now)
+        assert log.round.moved_at == 1.0
+    assert commit is not None
+    log.round.commit = commit
+    for now, hash in ((3.0, "x"), (4.0, "y"), (5.0, "x")):
+        applying.got(log, "A", Mean(0, commit.base, commit.key, 0, hash, "A"), now)
+        assert log.round.moved_at == 3.0
+
+
+def test_without_a_head_a_newcomer_keeps_the_means_of_one_round() -> None:
+    """A donor that withholds its head made it keep all."""
+    world = World("AB", trains_s=0.5)
+    world.reach(2)
+    world.rules_of_net.append(lambda _s, to, m: LOST if to == "X" and isinstance(m, Head) else None)
+    newcomer = world.join("X")
+    world.run(20.0)
+    means = [m for m in newcomer.replica.logs[0].early.values() if isinstance(m, Mean)]
+    assert newcomer.replica.fetching.fetches[0].head is None
+    assert 0 < len(means) <= 2 * 3
+
+
 def test_no_state_is_fetched_while_the_means_of_a_commit_come() -> None:
     """But it is once none has come for long, whatever else is transferred."""
     log = lacking("C", "A", "B", "C", applied_by="A")
@@ -979,17 +1014,19 @@ def test_no_state_is_fetched_while_the_means_of_a_commit_come() -> None:
         log.round.moved_at = min(second, 20.0)
         asked[second] = bool(lineage.tick(second, fetching=False))
         lineage.inquiry = None
-    assert not any(asked[second] for second in asked if second < 20.0 + log.rules.mended_within)
+    assert not any(asked[second] for second in asked if second < 20.0 + log.rules.fetch_again)
     assert any(asked.values())
 
 
-def test_a_transfer_without_parts_holds_a_round_up_for_a_usual_round_at_most() -> None:
-    """A sends on and on, and nothing is complete."""
+def test_transfers_hold_a_round_up_for_half_a_usual_round_at_most() -> None:
+    """A sends on and on. While no usual round is known, a part must come now and then."""
     log = a_log("C", "A", "B", "C")
-    for usual, within in (((), log.rules.mended_within), ((7.0,), 7.0), ((900.0,), log.rules.mended_within)):
+    log.round.closed_at = 0.0
+    for usual, within in (((), log.rules.mended_within), ((14.0,), 7.0), ((900.0,), 450.0)):
         log.usual[1].clear()
         log.usual[1].extend(usual)
         for now in (0.0, within - 0.1, within + 0.1):
             log.round.moving["A"] = now
+            log.round.moved_at = now - 1.0 if usual else 0.0
             assert log.comes("A", now) == (now < within)
             assert not log.comes("A", now + log.rules.settle)
