@@ -69,9 +69,9 @@ def status(
     beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
     metrics = None if metrics_port is None else (metrics_host, metrics_port)
     peer = watched(flags, config)
+    if check:
+        return run(_check(looks(peer, None, beside, []), stall_rounds, as_json=as_json))
     with telling(peer, metrics, beside) as newest:
-        if check:
-            return run(_check(looks(peer, None, beside, newest), stall_rounds, as_json=as_json))
         seen_in_turn = looks(peer, None if once else interval, beside, newest)
         if as_json or once or not sys.stdout.isatty():
             run(_print(seen_in_turn, as_json=as_json))
