@@ -10,8 +10,6 @@ exception, so the signal is sent again.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import os
 import signal
@@ -21,7 +19,10 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals of ^C, of `kill` and of a closed terminal."""
@@ -36,7 +37,6 @@ AGAIN_S = 0.05
 """Seconds after which a signal that had to wait is sent again."""
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
@@ -160,6 +160,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
     Call it only in the main thread, where signals arrive.
     """
+    import asyncio  # takes 40 ms, in which a program's start would handle no signal
+
     before = {number: signal.getsignal(number) for number in ENDING}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     came: list[int] = []
@@ -190,4 +192,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def _tell_quietly(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """^C in a terminal also ends libp2p's daemon, so the library's tasks that read from it fail while all ends."""
-    log.debug("%s", context["message"], exc_info=context.get("exception"))
+    import logging
+
+    logging.getLogger(__name__).debug("%s", context["message"], exc_info=context.get("exception"))

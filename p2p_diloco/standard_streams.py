@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -56,21 +55,20 @@ def tell_joined(environment: Mapping[str, str] | None = None) -> None:
 
 
 def show_log(environment: Mapping[str, str] | None = None) -> None:
-    """In a command of `join`, log to stderr from level INFO on, unless the command has set up logging itself."""
+    """In a command of `join`, log to stderr from level INFO on, unless the command has set up logging itself, or until
+    it does, so that no line is written twice."""
+    import logging  # late, because a command's start handles no signal before this file is loaded
+
+    class UntilSetUp(logging.StreamHandler):  # type: ignore[type-arg]
+        def emit(self, record: logging.LogRecord) -> None:
+            if not logging.getLogger().handlers:
+                super().emit(record)
+
     ours = logging.getLogger("p2p_diloco")
     if JOINED_FILE not in (os.environ if environment is None else environment) or ours.hasHandlers():
         return
-    to_stderr = _UntilSetUp()
+    to_stderr = UntilSetUp()
     to_stderr.setFormatter(logging.Formatter(PLAIN))
     ours.addHandler(to_stderr)
     if ours.level == logging.NOTSET:
         ours.setLevel(logging.INFO)
-
-
-class _UntilSetUp(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes records to stderr until the command sets up logging itself, so that no line is written twice."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, if no other handler does."""
-        if not logging.getLogger().handlers:
-            super().emit(record)

@@ -62,6 +62,22 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     assert loaded_after(code) == set()
 
 
+def test_a_commands_start_loads_little_before_it_handles_signals() -> None:
+    """Until then ^C would write a traceback."""
+    assert loaded_after("import p2p_diloco.cli", "asyncio", "logging") == set()
+
+
+def test_commands_work_without_the_packages_source() -> None:
+    """Only the descriptions of the settings are missing then."""
+    code = (
+        "import inspect\n"
+        "def none(_): raise OSError('could not get source code')\n"
+        "inspect.getsource = none\n"
+        "from p2p_diloco.cli import main; main(['status', '--help'])"
+    )
+    assert loaded_and_told(code) == (set(), "")
+
+
 def test_a_folder_without_text_is_reported_without_loading_torch(tmp_path: Path) -> None:
     """A wrong folder is reported at once."""
     arguments = ["join", "--initial-peers", ADDRESS, "--data", str(tmp_path)]

@@ -25,6 +25,7 @@ from p2p_diloco.cli.status import (
     TOKENS_PER_SAMPLE,
     looks,
     read_baseline,
+    telling,
     watched,
 )
 from p2p_diloco.config import PeerConfig
@@ -76,7 +77,8 @@ def dashboard(
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
     feed = Feed()
-    run(_serve(host, port, feed, looks(peer, interval, beside, metrics, feed.knew), controls))
+    with telling(peer, metrics, beside) as newest:  # first: the link is printed only if this port is free, too
+        run(_serve(host, port, feed, looks(peer, interval, beside, newest, feed.knew), controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:

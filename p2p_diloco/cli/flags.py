@@ -218,7 +218,7 @@ def _parameter(key: str, panel: str, text: str | None) -> inspect.Parameter:
     told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
     option = Option(
         *names,
-        help=text or f"{meanings(model)[key]}{told}",
+        help=text or f"{meanings(model).get(key, '')}{told}",
         metavar=_metavar(field.annotation),
         show_default=False,
         rich_help_panel=panel or None,

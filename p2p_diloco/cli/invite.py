@@ -90,6 +90,7 @@ def revoke(
     from p2p_diloco.net.invited import Issued
 
     path = key or only_key()
+    shared_invitation(path)  # raises ConfigError, for instance for a mistyped path
     _ids_of(Issued.beside(path), name)  # raises UsageError
     _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +70,13 @@ def status(
     metrics = None if metrics_port is None else (metrics_host, metrics_port)
     peer = watched(flags, config)
     if check:
-        return run(_check(looks(peer, None, beside), stall_rounds, as_json=as_json))
-    seen_in_turn = looks(peer, None if once else interval, beside, metrics)
-    if as_json or once or not sys.stdout.isatty():
-        run(_print(seen_in_turn, as_json=as_json))
-    else:
-        run(_browse(seen_in_turn))
+        return run(_check(looks(peer, None, beside, []), stall_rounds, as_json=as_json))
+    with telling(peer, metrics, beside) as newest:
+        seen_in_turn = looks(peer, None if once else interval, beside, newest)
+        if as_json or once or not sys.stdout.isatty():
+            run(_print(seen_in_turn, as_json=as_json))
+        else:
+            run(_browse(seen_in_turn))
     return 0
 
 
@@ -159,15 +160,34 @@ async def _browse(seen_in_turn: AsyncGenerator[Snapshot, None]) -> None:
                 await follows
 
 
+@contextlib.contextmanager
+def telling(peer: PeerConfig, metrics: tuple[str, int] | None, baseline: Baseline | None) -> Iterator[list[Snapshot]]:
+    """Within the block, Prometheus, at the address and port `metrics` (None: nowhere), and the OTLP endpoint get the
+    snapshot in the yielded list, and how it compares with the `baseline`.
+
+    Raises:
+        ConfigError: the address or the endpoint can't be used.
+    """
+    newest: list[Snapshot] = []
+    if metrics is None and peer.otlp_endpoint is None:
+        yield newest
+        return
+    from p2p_diloco.node.metrics import PeersCollector, told
+
+    peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
+    with told(metrics, peer.otlp_endpoint, peers, *([baseline] if baseline else [])):
+        yield newest
+
+
 async def looks(
     peer: PeerConfig,
     interval_s: float | None,
     baseline: Baseline | None,
-    metrics: tuple[str, int] | None = None,
+    newest: list[Snapshot],
     past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
 ) -> AsyncGenerator[Snapshot, None]:
     """Yield a snapshot of a run every `interval_s` seconds (None: only one), compared with the `baseline` if there is
-    one. Prometheus, at the address and port `metrics` (None: nowhere), and the OTLP endpoint get the newest meanwhile.
+    one. `newest` then has the last one alone.
 
     `past`: is called before the first one, with the curves of the run's peers up to now, by peer id. Whoever iterates
     closes it (`contextlib.aclosing`), so that it leaves the DHT before the loop ends.
@@ -177,14 +197,7 @@ async def looks(
     from p2p_diloco.observe.snapshot import look, observer
 
     invitation = None if peer.invite is None else read_invitation(peer)
-    newest: list[Snapshot] = []
-    async with contextlib.AsyncExitStack() as ending:
-        if metrics is not None or peer.otlp_endpoint is not None:
-            from p2p_diloco.node.metrics import PeersCollector, told
-
-            peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
-            ending.enter_context(told(metrics, peer.otlp_endpoint, peers, *([baseline] if baseline else [])))
-        dht = await ending.enter_async_context(observer(peer.initial_peers, invitation))
+    async with observer(peer.initial_peers, invitation) as dht:
         seen = await look(dht, peer.run_id)
         if invitation is None:
             await _warn(peer, seen, dht)

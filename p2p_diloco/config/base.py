@@ -126,11 +126,14 @@ def bare_type(annotation: object) -> object:
 @cache
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """The description of each field, as one line: the text below the field. It is read from the source, which costs
-    milliseconds, because only flags and documentation need it."""
+    milliseconds, because only flags and documentation need it. Empty if the package was installed without its source.
+    """
+    try:
+        code = inspect.getsource(sys.modules[model.__module__])
+    except OSError:
+        return {}
     (source,) = (
-        node
-        for node in ast.parse(inspect.getsource(sys.modules[model.__module__])).body
-        if isinstance(node, ast.ClassDef) and node.name == model.__name__
+        node for node in ast.parse(code).body if isinstance(node, ast.ClassDef) and node.name == model.__name__
     )
     return {
         field.target.id: " ".join(text.value.value.split())

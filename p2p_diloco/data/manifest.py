@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
                 slices.append([unpacker.unpack() for _ in range(4)])
             if unpacker.tell() != len(packed):
                 raise ValueError("more bytes follow")
-            return msgspec.convert([form, slices], cls)
+            return msgspec.convert([form, slices], cls, builtin_types=(bytes,))  # a text is no hash
         except (TypeError, ValueError, msgpack.UnpackException, msgspec.ValidationError) as error:
             raise ValueError(f"these bytes are no manifest: {error}") from None
 

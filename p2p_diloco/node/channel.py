@@ -151,7 +151,7 @@ _FOLDERS = "p2p-diloco-door-"
 
 class Door:
     """A Unix socket at which processes of this machine's user, such as the workers of a DataLoader, ask for the slices
-    of `fetching`. Only the node uses the network; the trainer only reads the files whose paths it is told. Each process
+    of `fetching`. Only the node uses the network; the trainer only reads the files whose paths it is told. Each thread
     has a connection of its own, and gets an answer to each request except `soon`. The socket is in a folder that only
     this user can enter.
 

@@ -354,11 +354,14 @@ def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], Inne
 
 
 def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: ExitStack) -> None:
-    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass."""
+    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass. In a forked process
+    nothing is called."""
+    owner = os.getpid()
 
     def stepped() -> None:
-        watch.step()
-        step()
+        if os.getpid() == owner:
+            watch.step()
+            step()
 
     stack.callback(after_each_step(trainee.optimizers[-1], stepped))
 
@@ -369,22 +372,17 @@ def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[
     torch.compile never traces the call. A script may compile `optimizer.step()`; traced, what happens at a step would
     be compiled again and again, because it differs from step to step. Hooks of gradients may step one optimizer for
     each parameter within a backward pass, which still needs the parameters as they are; then `call` is made when that
-    pass has ended. In a forked process nothing is called.
+    pass has ended.
     """
-    owner = os.getpid()
-
-    def in_this_process() -> None:
-        if os.getpid() == owner:
-            call()
 
     def stepped(*_: object) -> None:
         try:
-            Variable._execution_engine.queue_callback(in_this_process)
+            Variable._execution_engine.queue_callback(call)
         except RuntimeError:  # no backward pass is going on
             pass
         else:
             return
-        in_this_process()
+        call()
 
     if not getattr(type(optimizer).step, "hooked", False):  # a wrapper may not have called torch's own __init__
         Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 from torch import Tensor
@@ -78,30 +78,30 @@ def main(
     model = GPT(shape).to(usable(config.device))
     stopped: Stopped
     status = 0
-    progress = Progress(config.log_path)
-    progress.parameters = sum(parameter.numel() for parameter in model.parameters())
-    try:
-        with Interrupts():
-            if config.warm_start:
-                log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
-                warm_start(model, warm_batches, config.warm_start, config)
-            optimizer = new_optimizer(model, config)
-            with Peer(model, optimizer, config=run, local=peer_config) as peer:
-                content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
-                batches = draw(content, key=peer.peer_id)
-                stopped = train(model, optimizer, peer, batches, judged, config, progress)
-            if stopped == "steps":  # leaving may have exchanged the last steps
-                _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
-            progress.digest = peer.digest
-    except KeyboardInterrupt as interrupt:
-        status = exit_code(interrupt)
-        stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
-    summary = progress.summary(stopped)
-    if config.summary_json:
-        sys.stdout.write(json.dumps(summary) + "\n")
-    else:
-        loss = "not evaluated" if progress.val_loss is None else f"held-out loss {progress.val_loss:.4f}"
-        log.info("%s after %d steps, %s", stopped, progress.steps, loss)
+    with Progress(config.log_path) as progress:
+        progress.parameters = sum(parameter.numel() for parameter in model.parameters())
+        try:
+            with Interrupts():
+                if config.warm_start:
+                    log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
+                    warm_start(model, warm_batches, config.warm_start, config)
+                optimizer = new_optimizer(model, config)
+                with Peer(model, optimizer, config=run, local=peer_config) as peer:
+                    content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
+                    batches = draw(content, key=peer.peer_id)
+                    stopped = train(model, optimizer, peer, batches, judged, config, progress)
+                if stopped == "steps":  # leaving may have exchanged the last steps
+                    _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
+                progress.digest = peer.digest
+        except KeyboardInterrupt as interrupt:
+            status = exit_code(interrupt)
+            stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
+        summary = progress.summary(stopped)
+        if config.summary_json:
+            sys.stdout.write(json.dumps(summary) + "\n")
+        else:
+            loss = "not evaluated" if progress.val_loss is None else f"held-out loss {progress.val_loss:.4f}"
+            log.info("%s after %d steps, %s", stopped, progress.steps, loss)
     return status
 
 
@@ -265,7 +265,8 @@ def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, s
 
 
 class Progress:
-    """Keeps the latest figures of the training, and logs them every few seconds.
+    """Keeps the latest figures of the training, and logs them every few seconds. It is a context manager, which closes
+    the file of rows at its end.
 
     `rows_path` gets one JSON object per step, and one per evaluation.
 
@@ -286,12 +287,7 @@ class Progress:
         self._steps_shown = 0
         self._rate: float | None = None  # steps a second, up to the last line
         self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
-        self._rows_path = rows_path
-        try:
-            self._write("")
-        except OSError as error:
-            wrong, mend = f"can't be written ({reason(error)})", "name a file in a folder that this user may write to"
-            raise ConfigError(wrong, key="log_path", value=rows_path, mend=mend) from None
+        self._rows = _opened(rows_path)
 
     def stepped(self, peer: Peer, loss: float) -> None:
         self.steps += 1
@@ -324,15 +320,18 @@ class Progress:
             "digest": self.digest,  # the run's; empty after an interrupt, and without a run
         }
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
     def _note(self, peer: Peer, loss: float | None, val_loss: float | None, epoch: int | None = None) -> None:
         self._at, self._traffic = (peer.global_step, peer.epoch if epoch is None else epoch), peer.metrics
-        row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
-        self._write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
-
-    def _write(self, row: str) -> None:
-        if self._rows_path is not None:
-            with self._rows_path.open("a", encoding="utf-8") as file:
-                file.write(row)
+        if self._rows is not None:
+            row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
+            self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
 
     def _show(self, peer: Peer) -> None:
         now = self._clock()
@@ -343,3 +342,13 @@ class Progress:
         step, epoch = self._at
         speed = figure(self._rate, ".1f")
         log.info("step %d  epoch %d  %s  steps/s %s  peers %d", step, epoch, losses, speed, peer.metrics.peers)
+
+
+def _opened(rows_path: Path | None) -> TextIO | None:
+    if rows_path is None:
+        return None
+    try:
+        return rows_path.open("a", buffering=1, encoding="utf-8")  # by line: a killed peer leaves whole rows
+    except OSError as error:
+        wrong, mend = f"can't be written ({reason(error)})", "name a file in a folder that this user may write to"
+        raise ConfigError(wrong, key="log_path", value=rows_path, mend=mend) from None

@@ -79,6 +79,7 @@ def test_a_line_is_the_whole_invitation(folder: Path, capsys: pytest.CaptureFixt
         (["invite", "--name", "r"], 3, "--out=r.invite exists and is not overwritten"),
         (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
         (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
+        (["revoke", "shared", "--key", "none.key"], 3, "--invite=none.invite can't be read"),
         (["revoke"], 2, "NAME"),
         (["kick", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from p2p_diloco.cli import carry_out
 from p2p_diloco.cli import status as module
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
@@ -36,3 +39,24 @@ def test_whoever_stops_reading_ends_it_in_order(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BrokenPipeError):
         asyncio.run(printed())
     assert left == ["the DHT", "the loop"]
+
+
+def test_only_a_check_exports_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit code and its lines are for a monitor; the endpoint may be that of a peer on this machine."""
+    endpoints: list[str | None] = []
+
+    @contextmanager
+    def told(_: object, endpoint: str | None, *collectors: object) -> Iterator[None]:
+        endpoints.append(endpoint)
+        yield
+
+    async def looks(*_: object) -> AsyncGenerator[Snapshot, None]:
+        yield snapshot("main", None, [], 1.0)
+
+    monkeypatch.setattr("p2p_diloco.node.metrics.told", told)
+    monkeypatch.setattr(module, "looks", looks)
+    monkeypatch.setattr(module, "watched", lambda *_: PeerConfig(otlp_endpoint="http://127.0.0.1:9"))
+    assert carry_out(["status", "--check"]) == 1
+    assert endpoints == []
+    assert carry_out(["status", "--once"]) == 0
+    assert endpoints == ["http://127.0.0.1:9"]

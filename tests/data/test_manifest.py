@@ -31,6 +31,7 @@ def test_a_manifest_survives_the_wire() -> None:
         ["text", [["a", 3, 0, bytes(32)]]],
         ["text", [["a", 3, 1, bytes(31)]]],
         ["text", [["a", 3, 1, "x" * 32]]],
+        ["text", [["a", 3, 1, "A" * 43 + "="]]],  # 32 bytes as base64
         ["text", [["a", True, 1, bytes(32)]]],
         ["text", [[b"a", 3, 1, bytes(32)]]],
         ["text", [["a" * 257, 3, 1, bytes(32)]]],

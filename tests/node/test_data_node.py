@@ -79,7 +79,7 @@ class Nodes:
 
 
 class Reader(Handler):
-    """What `NodeMessages` does with the answers of data nodes."""
+    """What `RunInbox` does with the answers of data nodes."""
 
     def __init__(self, reader: Fetching) -> None:
         self.questions = reader.questions

@@ -309,6 +309,19 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
     assert 'p2p_diloco_baseline_loss{run="main"} 2.0' in scraped[0]
 
 
+def test_no_link_is_printed_if_the_port_for_prometheus_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error stands alone."""
+    monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert carry_out(["dashboard", "--port", "0", "--metrics-port", str(port)]) == 3
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert f"--metrics-port=127.0.0.1:{port} can't be listened on" in told.err
+
+
 # -- the buttons
 
 

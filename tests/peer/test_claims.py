@@ -11,6 +11,7 @@ from torch import nn
 
 from p2p_diloco import Peer, UsageError
 from p2p_diloco.peer import peer as peers
+from p2p_diloco.peer.absent import AbsentPeer
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,19 @@ def test_the_copy_in_a_forked_process_is_in_no_run() -> None:
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_a_run_a_forked_process_counts_its_own_steps() -> None:
+    """As a script does that makes the peer first, and then forks."""
+    model, optimizer = parts()
+    peer = AbsentPeer(model, optimizer)
+    optimizer.step()
+    if not (child := os.fork()):
+        try:
+            optimizer.step()
+            optimizer.step()
+            os._exit(peer.global_step)
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert peer.global_step == 1

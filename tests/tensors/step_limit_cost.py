@@ -2,8 +2,8 @@
 
 One slice in bf16 with SGD, on one thread, by its number of elements: processor time in ms of what a peer computes for
 another peer's commit (the check of the payload's values, decoding, the outer step, the digest and the copy into θ),
-without and with `step_limit`, measured in turns. The median of each, and the median of the ratios of neighbours, as one
-object of JSON by number.
+with the setting step_limit at 0 and at its default, measured in turns. The median of each, and the median of the ratios
+of neighbours, as one object of JSON by number.
 """
 
 from __future__ import annotations

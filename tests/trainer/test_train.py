@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -200,9 +201,21 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
     config = TINY.model_copy(update={"eval_every_epochs": 1})
-    train(at.model, at.optimizer, peer, at.batches, at.judged, config, Progress(tmp_path / "rows.jsonl"))
+    with Progress(tmp_path / "rows.jsonl") as progress:
+        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
+
+
+def test_training_goes_on_if_the_folder_of_the_rows_is_deleted(tmp_path: Path) -> None:
+    """The file is opened once: training needs its folder no more."""
+    at = _setting()
+    peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=2), ends_at_epoch=1)
+    (tmp_path / "logs").mkdir()
+    with Progress(tmp_path / "logs" / "rows.jsonl") as progress:
+        shutil.rmtree(tmp_path / "logs")
+        train(at.model, at.optimizer, peer, at.batches, at.judged, TINY, progress)
+    assert progress.steps == 2
 
 
 def test_gradients_are_clipped() -> None:
