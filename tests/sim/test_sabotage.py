@@ -288,8 +288,8 @@ IN_STORIES = [
     ),
     in_story(
         Replica._mend,
-        "if log.phase not in DEAF and",
-        "if False and",
+        "if others := digests.majority(log):",
+        "if others := []:",
         findings.test_damage_of_one_peer_is_repaired_beside_the_rounds,
     ),
     in_story(
@@ -337,9 +337,28 @@ IN_STORIES = [
     ),
     in_story(
         owning.collect,
-        "now if round.commit is None else round.moved_at",
-        "now",
+        "now if is_new and round.commit is None else round.moved_at",
+        "now if is_new else round.moved_at",
         by_a_member.test_while_means_are_lacking_slices_are_no_progress,
+    ),
+    in_story(owning.collect, "if is_new and", "if", by_worlds.test_what_comes_again_is_no_progress),
+    in_story(
+        FragmentLog.may_wait,
+        "self.usual_round() / 2",
+        "self.usual_round()",
+        by_worlds.test_transfers_hold_a_round_up_for_half_a_usual_round_at_most,
+    ),
+    in_story(
+        claims._gives_up,
+        "return log.phase is Phase.CLAIMING and",
+        "return False and",
+        by_worlds.test_a_claim_that_nobody_needs_any_more_is_given_up,
+    ),
+    in_story(
+        Fetching._roll,
+        "or self._has_passed(fetch, commit, number)",
+        "",
+        by_worlds.test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come,
     ),
     in_story(
         Fetching.headed,
