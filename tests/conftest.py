@@ -129,14 +129,14 @@ def types(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
 
 
 @pytest.fixture(autouse=True)
-def root_logger_as_before() -> Iterator[None]:
-    """Restore the root logger: a command sets up logging for its whole process, which would affect all later tests."""
-    root, ours = logging.getLogger(), logging.getLogger("p2p_diloco")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
+def loggers_as_before() -> Iterator[None]:
+    """Restore the loggers: a command sets up logging for its whole process, which would affect all later tests."""
+    root, names = logging.getLogger(), ("", "p2p_diloco", "p2p_diloco.observe.baseline")
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in names}
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="session")
