@@ -260,9 +260,9 @@ class Fetching:
         return self._go_on(fetch, now)
 
     def _make_room(self, fetch: Fetch) -> None:
-        """Drop the means on versions before the head of slices that are neither here nor on their way: these come at a
-        later version. Its donor may be at the head's, though an owner's mean on that came before the slice was asked
-        for."""
+        """Drop the means that no slice will need: those on versions before the head, of slices that are neither here
+        nor on their way. A slice that is asked for next may still come at the head's version. Without a head the means
+        of one round are kept: a donor could withhold it for long."""
         early, near = self.logs[fetch.fragment].early, {*fetch.staged, *fetch.busy, *fetch.asked}
         means = [(key, kept) for key, kept in early.items() if isinstance(kept, Mean)]
         newest = max((kept.base.epoch for _, kept in means), default=0)

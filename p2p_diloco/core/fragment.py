@@ -150,8 +150,8 @@ class FragmentLog:
         return self._moves(peer, now) and self.may_wait(now)
 
     def may_wait(self, now: float) -> bool:
-        """Whether a closed round may wait longer than a grace for parts that are on their way: for half of the time
-        that a usual round takes, so that nobody doubles it; while none is known, from one part to the next."""
+        """Whether a closed round may wait longer than a grace for parts that are on their way: for half of a usual
+        round, so that nobody can double it. While no usual round is known, each part may take `mended_within`."""
         if self.usual[1]:
             return now - self.round.closed_at < self.usual_round() / 2
         return now - self.round.moved_at < self.rules.mended_within
@@ -160,8 +160,8 @@ class FragmentLog:
         return now - self.round.moving.get(peer, -math.inf) < self.rules.settle
 
     def gains(self, now: float) -> bool:
-        """Whether means that the accepted commit lacks are on their way: a transfer goes on with one that has them, and
-        the last one came not long ago."""
+        """Whether means that the accepted commit lacks are on their way: a transfer goes on with a peer that has
+        them, and the last mean came not long ago."""
         commit = self.round.commit
         if self.phase is not Phase.LACKING or commit is None or now - self.round.moved_at >= self.rules.fetch_again:
             return False

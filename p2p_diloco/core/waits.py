@@ -67,8 +67,8 @@ def _has_time(log: FragmentLog, since: float, now: float) -> bool:
 
 def excuses(log: FragmentLog, holder: str) -> list[str]:
     """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
-    hide behind a peer that has long sent, nor behind its own trainer in round after round. What a holder that is still
-    at an older version waits for is another round's; but in asynchronous mode it reaches a version last."""
+    hide behind a peer that has long sent, nor behind its own trainer in round after round. A holder at an older version
+    waits for parts of another round; in asynchronous mode, where it reaches each version last, that is no sign."""
     summary = log.roster.summary(holder)
     if summary is None:
         return []

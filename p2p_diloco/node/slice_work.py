@@ -66,7 +66,7 @@ class SliceWork:
         self._indices = run.rules.fragments  # by fragment and number: a slice's index in the layout
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
         self.is_own = True
-        """Whether no fetched slice has replaced what was here at the start, while no state was held."""
+        """Whether no fetch has written over θ, which was this peer's own model at the start."""
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
         self._changes = [0] * len(self._indices)  # how often each fragment's tensors were changed

@@ -43,6 +43,7 @@ from p2p_diloco.core.training import Training
 from tests.core import test_findings as findings
 from tests.core import test_found_by_a_member as by_a_member
 from tests.core import test_found_by_worlds as by_worlds
+from tests.core import test_slow_links as slow_links
 from tests.core import test_stories as stories
 from tests.sim.check import check, drawn
 from tests.sim.model import Violation
@@ -341,12 +342,12 @@ IN_STORIES = [
         "now if is_new else round.moved_at",
         by_a_member.test_while_means_are_lacking_slices_are_no_progress,
     ),
-    in_story(owning.collect, "if is_new and", "if", by_worlds.test_what_comes_again_is_no_progress),
+    in_story(owning.collect, "if is_new and", "if", slow_links.test_what_comes_again_is_no_progress),
     in_story(
         FragmentLog.may_wait,
         "self.usual_round() / 2",
         "self.usual_round()",
-        by_worlds.test_transfers_hold_a_round_up_for_half_a_usual_round_at_most,
+        slow_links.test_transfers_hold_a_round_up_for_half_a_usual_round_at_most,
     ),
     in_story(
         claims._gives_up,
