@@ -30,13 +30,12 @@ from hashlib import blake2b
 from typing import Any
 
 from p2p_diloco.core import admission, applying, events, fetching, state
-from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Message, Ready, Slice
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Peer as Known
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, founding, hash_of, key_of, rooted
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import ContributionId, Version, incarnation
 from p2p_diloco.node import headers
 from p2p_diloco.node.forms import About, Roll
 from p2p_diloco.node.wire import TOKEN_BYTES

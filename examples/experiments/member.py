@@ -18,10 +18,10 @@ from setting import LIES
 from task import Learner
 
 from p2p_diloco.core import events
-from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
+from p2p_diloco.core.version import incarnation
 from p2p_diloco.node.ledger import SubmissionLog
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.trainer import contribution

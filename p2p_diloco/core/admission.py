@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from .leases import objection as misuse
-from .lives import SALT_BITS, life_of
 from .messages import Choice, Commit, Ready
 from .plan import Member
 from .rules import Rules
 from .state import State, append, is_empty, key_of, rooted
+from .version import SALT_BITS, life_of
 
 MEMBERS_MAX = 12_000
 """The most members of a roll."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from . import claims, closing, holding, leading
 from .admission import objection
-from .credit import SAMPLES_TIMES
 from .events import Accept, Applied, Apply, Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Commit, Mean, Want, What
 from .round import Phase
-from .state import append, samples_of
+from .state import SAMPLES_TIMES, append, samples_of
 
 KEPT_ASYNC = 4
 """In asynchronous mode this many of the last commits are kept, for submitters that are behind."""

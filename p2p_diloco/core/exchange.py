@@ -16,13 +16,12 @@ from .carry import Carried
 from .events import Contribute, Effect, Load, Loaded, Note, Release, Send
 from .fragment import FragmentLog
 from .leases import WEIGHT_MIN
-from .lives import incarnation_after
 from .messages import Ready, Slice, Stale, Want, What
 from .round import Phase
 from .rules import Rules
 from .schedule import fragment_by_log
 from .state import descends, rooted
-from .version import ContributionId, Version
+from .version import ContributionId, Version, incarnation_after
 
 ENDED = "the run has ended"
 LEFT = "this peer has left the lineage that the submission was made on"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from . import applying, claims, closing, owning
 from .admission import countable, is_counted, unfit, unsigned
+from .election import elected, hands_over, may_stay, succession, worth_a_commit
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
 from .round import Phase, Round
 from .state import commit_of, key_of
-from .succession import elected, hands_over, may_stay, succession, worth_a_commit
 from .version import Version
 
 # -- submissions

@@ -313,3 +313,57 @@ def _tidy(entries: Iterable[Lease]) -> tuple[Lease, ...]:
         else:
             found.append(e)
     return tuple(found)
+
+
+# -- at a trainer
+
+
+@dataclass(slots=True)
+class DataUse:
+    """One trainer's positions of one data set. ``pending``: exactly those whose samples are in its local progress of
+    the ledger and not in the version that it merged last, so a merge does with them what it does with the progress.
+    ``sent``: those in its last contribution. ``wants``: how many positions it wants to hold. What it may train on next
+    is computed, so a position that leaves the progress without being counted is in the stock again at once."""
+
+    data: DataSet
+    me: str
+    life: int
+    wants: int = 0
+    pending: Spans = ()
+    sent: Spans = ()
+
+    def stepped(self, spans: Spans) -> None:
+        """Record positions whose samples the trainer has trained on."""
+        self.pending = union(self.pending, spans)
+
+    def send(self) -> Use:
+        """Return the `Use` for a contribution to the ledger, and record that this contribution is sent now."""
+        self.sent = self.pending
+        return Use(self.data, self.pending, self.wants)
+
+    def count(self) -> None:
+        """Record that the last contribution is counted in the version that is merged."""
+        self.pending = minus(self.pending, self.sent)
+
+    def keep_sent(self) -> None:
+        """Record that only the last contribution's progress stays, because other progress is not known."""
+        self.pending = self.sent
+
+    def drop(self) -> None:
+        """Record that all progress of the ledger is dropped."""
+        self.pending = self.sent = ()
+
+    def conflicts(self, tables: Tables) -> bool:
+        """Whether no commit on these tables may count the pending positions, because one of them is used, or leased to
+        another peer now. All local progress must then be dropped."""
+        return not within(self.pending, claimable(self.table(tables), self.me, self.life))
+
+    def stock(self, tables: Tables) -> Spans:
+        """Return the positions that the trainer may train on next."""
+        return minus(held(self.table(tables), self.me, self.life), self.pending)
+
+    def table(self, tables: Tables) -> Table | None:
+        """Return the table of this data set; None if there is none of this name, or the one of this name is of a
+        different data set."""
+        table = of(tables, self.data.name)
+        return table if table is not None and table.data == self.data else None

@@ -1,9 +1,10 @@
-"""How long each peer trains in a round of pace="time", and when its inner steps are over.
+"""How many inner steps a peer makes in a round: by time, or by dynamic local updates (`Pace`).
 
 Law: arithmetic on what peers tell about themselves and on elapsed time; no clock is read and no peer is asked.
 
-A round is planned so that all contributions arrive together. Let v_p be the inner steps a second of peer p, and x_p the
-seconds that its link takes to receive the mean and send the contribution. A contribution of H steps of peer p arrives
+With pace="time" a round is planned so that all contributions arrive together. Let v_p be the inner steps a second of
+peer p, and x_p the seconds that its link takes to receive the mean and send the contribution. A contribution of H steps
+of peer p arrives
     H / v_p + x_p
 after the commit that begins the round. T is the lowest of these times, that of the fastest peer. So peer w trains for
     T - x_w
@@ -16,11 +17,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .messages import Summary
-from .shares import filled
+from .plan import filled
+from .schedule import dylu_steps
 
 SPEED_TIMES = 16
 """A speed counts at most this many times the median of three or more: so no member leaves the others one step a round
@@ -34,6 +36,13 @@ exactly four steps would shrink to three if the fourth would end slightly late."
 STEPS_MIN, STEPS_MAX = 3, 31
 """The usual time of a step is the median of the last steps. It is taken over as many steps as a round has, but over at
 least STEPS_MIN (once that many are known) and at most STEPS_MAX."""
+
+
+READINGS = 9
+"""The formula uses the median of the last readings, this many at most: up to four outliers change nothing, and a
+lasting change has its effect after five readings."""
+STAYS_WITHIN = 0.1
+"""The number of steps stays the same while the formula's result differs from it by no more than this share."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
@@ -88,3 +97,40 @@ class StepTimes:
         self._last.append(seconds)
         count = min(max(round_steps, STEPS_MIN), STEPS_MAX)
         self.usual = statistics.median(list(self._last)[-count:])
+
+
+@dataclass(slots=True)
+class Pace:
+    """One peer's number of inner steps between two submissions by dynamic local updates: `schedule.dylu_steps` is the
+    formula, smoothed here so that noise changes nothing. ``base`` is H: the number that the fastest peer makes, and
+    that any peer of unknown speed makes."""
+
+    base: int
+    steps: int = field(init=False)
+    _readings: list[tuple[float, float]] = field(init=False, default_factory=list)  # (own speed, the fastest)
+
+    def __post_init__(self) -> None:
+        self.steps = self.base
+
+    def rebase(self, base: int) -> None:
+        """Go over to another H, the new ``base``. Until the next reading, this peer's own number of steps is scaled by
+        new H / old H."""
+        self.base, self.steps = base, max(1, self.steps * base // self.base)
+
+    def adjust(self, speed: float, others: Iterable[float]) -> int:
+        """Record a reading of this peer's speed and the other peers' speeds. Return the number of inner steps that this
+        peer makes from now on.
+
+        Speeds are in inner steps per second; ≤ 0: unknown. Readings are ordered by own speed / fastest speed, and the
+        formula is applied to the median one (of two middle ones, to the lower). If this peer's speed is unknown, the
+        readings are dropped and the base is returned.
+        """
+        if speed <= 0:
+            self._readings, self.steps = [], self.base
+            return self.steps
+        self._readings = [*self._readings, (speed, max([speed, *others]))][-READINGS:]
+        by_share = sorted(self._readings, key=lambda reading: reading[0] / reading[1])
+        wanted = dylu_steps(*by_share[(len(by_share) - 1) // 2], self.base)
+        if len(self._readings) == 1 or abs(wanted - self.steps) > STAYS_WITHIN * self.steps:
+            self.steps = wanted
+        return self.steps

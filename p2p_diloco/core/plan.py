@@ -6,6 +6,7 @@ goes round: a member that has had its turn comes last. Reachable members come be
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,13 +17,19 @@ from math import ceil, floor
 
 from .election import rank
 from .rules import Rules
-from .shares import filled, shares
 from .version import ContributionId
 
 SPARE_EPOCHS = 8
 """A member that was not counted for this many epochs more than there were candidates is no candidate any more."""
 SLOW = 4
 """A link below the median by more than this factor owns nothing."""
+
+
+STEP = 2**0.5
+"""The ratio of each bandwidth to the median is rounded to a power of this number, because measurements vary and equal
+peers should share equally."""
+STEPS_MAX = 40
+"""Ratios are limited to the range from STEP**-STEPS_MAX to STEP**STEPS_MAX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +154,54 @@ def _owners(key: str, slices: int, recent: Roll, epoch: int) -> tuple[str, ...]:
         room[owner] -= 1
         owners.append(owner)
     return tuple(owners)
+
+
+def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
+    """Return each member's share of the aggregation, so that the round ends as soon as the links allow. ``members``
+    are the peers that may aggregate; their shares add up to 1. Exact arithmetic, so every peer gets the same result.
+
+    The formula and its reasons are in docs/math.md. links: peer → bandwidth > 0, in any unit, of all peers that take
+    part, the members among them.
+    """
+    steps, beside = rounded(links), len(links) - 2
+    if beside <= 0:
+        return dict.fromkeys(members, Fraction(1, len(members)))
+    alone = 1 / min(steps.values())
+    together = (beside + len(members)) / sum((steps[peer] for peer in members), Fraction(0))
+    longest = max(alone, together)
+    return _levelled({peer: (longest * steps[peer] - 1) / beside for peer in members})
+
+
+def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
+    """Return each bandwidth as a ratio to the median, rounded to a power of STEP and limited to STEPS_MAX steps up or
+    down. A member may tell a number so small that ratios would be 0 or infinite."""
+    median, most = statistics.median_low(bandwidths.values()), 2.0**STEPS_MAX
+    ratios = {peer: min(max(each / median, 1 / most), most) for peer, each in bandwidths.items()}
+    return {peer: _step(round(2 * math.log2(ratio))) for peer, ratio in ratios.items()}
+
+
+def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
+    """Return the bandwidths with each unknown one (0) replaced by the median of the known ones, or by 1 if none is
+    known."""
+    known = [each for each in bandwidths.values() if each > 0]
+    usual = statistics.median_low(known) if known else 1.0
+    return {peer: each or usual for peer, each in bandwidths.items()}
+
+
+def _step(number: int) -> Fraction:
+    """Return STEP raised to the power ``number``. The power is limited to the range from -STEPS_MAX to STEPS_MAX."""
+    number = max(-STEPS_MAX, min(STEPS_MAX, number))
+    whole, half = divmod(number, 2)
+    return Fraction(2.0**whole * (STEP if half else 1))
+
+
+def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Divide 1 among the peers as equally as their limits allow. ``most`` gives each peer's limit; the limits must add
+    up to 1 or more."""
+    left, found = Fraction(1), dict[str, Fraction]()
+    waiting = sorted(most, key=lambda peer: (most[peer], peer))
+    for number, peer in enumerate(waiting):
+        found[peer] = min(most[peer], left / (len(waiting) - number))
+        left -= found[peer]
+    assert left == 0, "the limits of all peers must add up to 1 or more"
+    return found

@@ -8,19 +8,18 @@ same version.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from statistics import median_low
 from typing import Any
 
-from .credit import credited
 from .leases import WEIGHT_MIN, Claim, Tables, after, holders
-from .lives import life_of
 from .messages import Choice, Close, Commit, Links, Ready
 from .plan import Member, Plan, plan_after
 from .revision import FOUNDED, Revision
 from .rules import Rules
-from .version import ContributionId, Version
+from .version import ContributionId, Version, life_of
 
 LINKS_MAX = 256
 """A state remembers its newest ancestors, this many."""
@@ -28,6 +27,13 @@ FORGOTTEN_AFTER = 1024
 """In synchronous mode a member that no commit has counted for this many epochs leaves the roll."""
 BEHIND_FOR = 64
 """A member named late by two leaders within this many epochs comes last in the order for as many."""
+
+
+SAMPLES_TIMES = 4
+"""A contribution's samples count at most this many times the median of its commit's, if three or more tell some: so no
+member can drive a version, or end a run after its samples, by what it says of itself. Of three, one that says
+anything at all makes the sum at most twice the truth. In asynchronous mode the median is that of what each member told
+last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +274,11 @@ def relation(mine: Version, my_links: Links, theirs: Version, their_links: Links
 def descends(state: State, older: Version) -> bool:
     """Whether the state's version is ``older`` or descends from it, as far as its links tell."""
     return relation(state.version, state.links, older) in ("equal", "ancestor")
+
+
+def credited(told: Sequence[int], others: Sequence[int] = ()) -> list[int]:
+    """Return how many samples a commit counts for each of its contributions, which tell this many. ``others``: what
+    members told last whom it does not count."""
+    some = [samples for samples in (*told, *others) if samples]
+    most = SAMPLES_TIMES * median_low(some) if len(some) >= 3 else max(some, default=0)
+    return [min(samples, most) for samples in told]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+SALT_BITS = 20
+"""An incarnation is a clock in milliseconds, and so many random bits."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
@@ -62,3 +65,20 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
         sum(v.epoch for v in versions),
         blake2b("".join(v.digest for v in versions).encode(), digest_size=16).hexdigest(),
     )
+
+
+def incarnation(clock_ms: int, salt: int) -> int:
+    """Return an incarnation number that grows with the clock. Two incarnations that start at the same clock time differ
+    by their random ``salt`` (below 2**20)."""
+    return clock_ms << SALT_BITS | salt
+
+
+def incarnation_after(counted: int, own: int) -> int:
+    """Return an incarnation number above ``counted``, with the salt of ``own``. A peer needs it if its clock shows an
+    earlier time than during its earlier incarnation."""
+    return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
+
+
+def life_of(incarnation: int) -> int:
+    """Return the random bits of an incarnation, which stay when the incarnation is raised."""
+    return incarnation & (1 << SALT_BITS) - 1

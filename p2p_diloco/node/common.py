@@ -20,8 +20,8 @@ from torch import Tensor
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Event
-from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.dylu import Pace
 from p2p_diloco.core.events import Release
 from p2p_diloco.core.exchange import ENDED
+from p2p_diloco.core.pace import Pace
 from p2p_diloco.node.status import SHARES, LastRound, Submissions
 
 INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_gradient"

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from p2p_diloco.core.events import Died
-from p2p_diloco.core.lives import life_of
+from p2p_diloco.core.version import life_of
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records, Transport
 from p2p_diloco.net.streams import stop

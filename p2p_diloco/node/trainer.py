@@ -21,11 +21,10 @@ from torch import Tensor
 from p2p_diloco.core import events as e
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.lineage import model_of
-from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
-from p2p_diloco.core.version import ContributionId
+from p2p_diloco.core.version import ContributionId, life_of
 from p2p_diloco.node import wire
 from p2p_diloco.node.channel import Door, Message, NodeEnd
 from p2p_diloco.node.common import Common

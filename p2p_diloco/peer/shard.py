@@ -4,7 +4,7 @@ Law: on the training thread only. A position is first in the stock, which `Suppl
 the DataLoader; then delivered to the training loop; then part of a step. `Supply` hears of a position only after its
 step. A position that was drawn and not delivered may be drawn again. What becomes of the positions in the local
 progress follows from what a merge does with the progress of the first fragment, whose state has the tables of the data
-(`core.data_use`).
+(`core.leases`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.data_use import DataUse
-from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet, Lease, Table, Tables, Use
+from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet, DataUse, Lease, Table, Tables, Use
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.order import Collated, Numbers, Ordered, Stream, indices, stream

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.dylu import READINGS, STAYS_WITHIN, Pace
+from p2p_diloco.core.pace import READINGS, STAYS_WITHIN, Pace
 from p2p_diloco.core.schedule import dylu_steps
 
 speeds = st.floats(0.01, 1000.0)

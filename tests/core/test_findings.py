@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import countable, unsound
-from p2p_diloco.core.lives import SALT_BITS
 from p2p_diloco.core.messages import (
     Ask,
     Choice,
@@ -25,7 +24,7 @@ from p2p_diloco.core.plan import Member, plan_after
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import State, append, founded_by, founding, is_sound, key_of, rooted
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import SALT_BITS, ContributionId, Version
 from tests.core.world import LOST, World, rules
 
 

@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.data_use import DataUse
-from p2p_diloco.core.leases import DataSet, Lease, Table, Tables, Use, after
+from p2p_diloco.core.leases import DataSet, DataUse, Lease, Table, Tables, Use, after
 from p2p_diloco.core.spans import length, minus, taken, within
 
 DATA = DataSet("train", 100, epochs=3)

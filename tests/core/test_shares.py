@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.core.plan import rooms
-from p2p_diloco.core.shares import STEP, filled, rounded, shares
+from p2p_diloco.core.plan import STEP, filled, rooms, rounded, shares
 
 NAMES = [f"peer{i}" for i in range(6)]
 MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float), min_size=1)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from p2p_diloco.core.lives import SALT_BITS, incarnation, incarnation_after
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
+from p2p_diloco.core.version import (
+    SALT_BITS,
+    ContributionId,
+    ModelVersion,
+    Version,
+    incarnation,
+    incarnation_after,
+    model_version,
+)
 
 
 def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:

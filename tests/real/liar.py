@@ -19,9 +19,8 @@ from nodes import NUMEL, RUN_ID, SLICES, Field
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.lineage import model_of
-from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.state import State, append, key_of, rooted
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import ContributionId, Version, incarnation
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire

@@ -12,7 +12,7 @@ import pytest
 from liar import Liar, liar
 from nodes import RUN_ID, Field, RealNode
 
-from p2p_diloco.core.credit import SAMPLES_TIMES
+from p2p_diloco.core.state import SAMPLES_TIMES
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import ending

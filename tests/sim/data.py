@@ -12,10 +12,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.data_use import DataUse
-from p2p_diloco.core.leases import DataSet, Tables, Use
-from p2p_diloco.core.lives import life_of
+from p2p_diloco.core.leases import DataSet, DataUse, Tables, Use
 from p2p_diloco.core.spans import Spans, length, taken
+from p2p_diloco.core.version import life_of
 
 from .model import Fate, require
 from .witness import bits

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.revision import FOUNDED
-from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
 
 from .model import Trainer
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core import holding
+from p2p_diloco.core.election import elected
 from p2p_diloco.core.round import Phase
-from p2p_diloco.core.succession import elected
 from tests.sim import invariants
 from tests.sim.model import Violation
 from tests.sim.settings import Settings

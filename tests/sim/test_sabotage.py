@@ -29,10 +29,10 @@ from p2p_diloco.core import (
     waits,
 )
 from p2p_diloco.core.carry import Carried
-from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.leases import DataUse
 from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import Commit
 from p2p_diloco.core.presence import Presence
