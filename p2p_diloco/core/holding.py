@@ -271,11 +271,12 @@ def was_waited_for(log: FragmentLog, peer: str) -> bool:
 
 
 def carry_over(log: FragmentLog, before: Round) -> None:
-    """Take the submissions that the new version does not count over to its round."""
+    """Take the submissions that the new version does not count over to its round, if a commit on it may count them:
+    one may be too old now, or the data that it used went to others. Its author sends it again, and is told."""
     log.round.handed = before.handed
     for peer, ready in before.readys.items():
-        counted = is_counted(log.held, peer, ready) or is_stale(log, ready.base)
-        if not counted and log.relation(ready.base) in ("equal", "ancestor"):
+        late = is_stale(log, ready.base) or unfit(peer, ready, log.held, log.rules)
+        if not (late or is_counted(log.held, peer, ready)) and log.relation(ready.base) in ("equal", "ancestor"):
             log.round.readys[peer], log.round.arrived[peer] = ready, before.arrived.get(peer, 0.0)
     roll = log.held.roll
     log.round.slices |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from p2p_diloco.core import claims
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import countable, unsound
 from p2p_diloco.core.messages import (
@@ -197,6 +198,18 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
     for owner in owners[1:]:
         world.handle(leader, e.Received(owner, vote))
     assert log.round.holder == second
+
+
+def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
+    """B claims the term, and so does A, which comes back; A gives its claim up for B's. B has promised it meanwhile,
+    and goes on when A votes for B."""
+    world = World("ABC")
+    world.reach(3)
+    first, second, _ = world.peers["A"].state().plan.succession
+    log = world.peers[second].replica.logs[0]
+    claims.yields(log, 3, first)
+    world.handle(second, e.Received(first, Vote(0, log.held.version, 1, second)))
+    assert (log.round.term, log.round.holder) == (4, second)
 
 
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:

@@ -691,14 +691,21 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
 
 
-def test_a_submission_that_became_too_old_while_it_waited_is_not_counted() -> None:
-    world = asynchronous("ABC", max_staleness=1)
+@pytest.mark.parametrize("because", ["it became too old", "its data went to others"])
+def test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(because: str) -> None:
+    """The leader would count it, and all others would refuse its commit."""
+    old = because == "it became too old"
+    world = asynchronous("ABC", max_staleness=1 if old else None)
     world.reach(3)
     leader = world.peers[world.peers["A"].state().plan.succession[0]]
     log = leader.replica.logs[0]
-    old = next((epoch, chain) for epoch, chain in log.held.links if epoch == log.epoch - 1)
-    base = Version(0, 0, *old)
-    log.round.readys["X"] = replace(a_ready(log.held, life=9), base=base)
+    waiting = a_ready(log.held, life=9)
+    if old:
+        before = next((epoch, chain) for epoch, chain in log.held.links if epoch == log.epoch - 1)
+        waiting = replace(waiting, base=Version(0, 0, *before))
+    else:
+        waiting = replace(waiting, uses=(Use(DataSet("train", 10), ((0, 3),), 5),))
+    log.round.readys["X"] = waiting
     world.reach(log.epoch + 2)
     assert "X" not in log.round.readys
 

@@ -570,10 +570,24 @@ IN_STORIES = [
         by_worlds.test_of_three_lineages_the_greatest_is_taken,
     ),
     in_story(
+        claims.voted,
+        "if sender == round.holder != message.holder:",
+        "if sender == round.holder != message.holder != log.me:",
+        findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
+    ),
+    in_story(
         holding.carry_over,
-        " or is_stale(log, ready.base)",
+        "is_stale(log, ready.base) or ",
         "",
-        by_worlds.test_a_submission_that_became_too_old_while_it_waited_is_not_counted,
+        lambda: by_worlds.test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on("it became too old"),
+    ),
+    in_story(
+        holding.carry_over,
+        " or unfit(peer, ready, log.held, log.rules)",
+        "",
+        lambda: by_worlds.test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(
+            "its data went to others"
+        ),
     ),
     in_story(
         Fetching._advance,
