@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -345,6 +346,21 @@ def silence(world: World, silent: str) -> None:
     world.rules_of_net.append(lambda sender, to, m: LOST if sender in silent and isinstance(m, OF_ROUNDS) else None)
 
 
+def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, Message], Message]:
+    """A lie of these peers: that they are five epochs ahead of A."""
+
+    def lie(sender: str, _to: str, message: Message) -> Message:
+        held = world.peers["A"].replica.logs[0].held
+        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, digest="lie")
+        if sender in silent and isinstance(message, Probe | ProbeAck):
+            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.digest),)))
+        if sender in silent and isinstance(message, Told):
+            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.digest)),), fresh=False)
+        return message
+
+    return lie
+
+
 def longest_wait(world: World, silent: str, seconds: float) -> float:
     """Let time pass, and return for how long at most none of the others had a new epoch."""
     end, others = world.now + seconds, [peer for name, peer in world.peers.items() if name not in silent]
@@ -364,16 +380,7 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
     world = World("ABC" + silent, rules(mode=mode, round_timeout=600.0))
     world.run(40)
 
-    def lie(sender: str, _to: str, message: Message) -> Message:
-        held = world.peers["A"].replica.logs[0].held
-        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, digest="lie")
-        if sender in silent and isinstance(message, Probe | ProbeAck):
-            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.digest),)))
-        if sender in silent and isinstance(message, Told):
-            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.digest)),), fresh=False)
-        return message
-
-    world.lies.append(lie)
+    world.lies.append(says_that_it_is_ahead(world, silent))
     silence(world, silent)
     before, longest = world.peers["A"].epoch, longest_wait(world, silent, 600.0)
     assert longest < 3 * 2 * world.rules.fetch_again, longest
@@ -404,6 +411,23 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     world.run(60.0)
     assert world.sent(Told, by="X"), "nobody asked it"
     assert not [ask for ask in world.sent(Ask, to="X") if ask.fragment is not None], "its state was asked for"
+
+
+def test_a_liar_does_not_keep_a_peer_from_finding_that_it_is_behind() -> None:
+    """X has said for long that it is ahead, so A hardly asks any more because of X. When B and C are ahead, A asks."""
+    world = World("ABCX", rules(round_timeout=600.0))
+    world.run(40.0)
+    world.lies.append(says_that_it_is_ahead(world, "X"))
+    silence(world, "X")
+    world.run(100.0)
+    a, b = world.peers["A"], world.peers["B"]
+    assert world.run(60.0, lambda: a.replica.lineage.quiet_until > world.now + 10 * world.rules.settle)
+    missed = a.epoch + 1
+    world.rules_of_net.append(
+        lambda sender, to, m: LOST if to == "A" and isinstance(m, Commit) and m.base.epoch < missed else None
+    )
+    assert world.run(60.0, lambda: b.epoch >= missed)
+    assert world.run(5 * world.rules.settle, lambda: a.epoch >= missed)
 
 
 def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:

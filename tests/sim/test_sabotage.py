@@ -570,6 +570,12 @@ IN_STORIES = [
         by_worlds.test_of_three_lineages_the_greatest_is_taken,
     ),
     in_story(
+        Lineage.tick,
+        "if peer not in quiet]",
+        "if not quiet]",
+        by_a_member.test_a_liar_does_not_keep_a_peer_from_finding_that_it_is_behind,
+    ),
+    in_story(
         claims.voted,
         "if sender == round.holder != message.holder:",
         "if sender == round.holder != message.holder != log.me:",
