@@ -350,11 +350,12 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these the present states, all at once, each given as (fragment, version). ``numbers``: None where all slices
-    come from the step that was computed, or from staging; else only these staged slices replace the present ones."""
+    """Make these the present states, all at once, each given as (fragment, version). ``staged``: the slices come from
+    staging, else from the step that was computed. ``numbers``: only these slices are replaced; None: all."""
 
     proposals: tuple[tuple[int, Version], ...]
     numbers: tuple[int, ...] | None = None
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

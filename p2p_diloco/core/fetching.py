@@ -396,10 +396,10 @@ class Fetching:
             assert fetch.head is not None
             del self.fetches[fetch.fragment], self.damaged[fetch.fragment]
             self.logs[fetch.fragment].digests = {}  # those of the damage say nothing any more
-            effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers))
+            effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers, staged=True))
         if whole:
             heads = [fetch.head for fetch in whole if fetch.head is not None]
-            effects.append(Accept(tuple((head.fragment, head.version) for head in heads)))
+            effects.append(Accept(tuple((head.fragment, head.version) for head in heads), staged=True))
             for head in heads:
                 del self.fetches[head.fragment]
                 self.adopted(head, now)

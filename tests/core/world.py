@@ -262,7 +262,7 @@ class World:
     def accept(self, peer: Peer, effect: e.Accept) -> None:
         for fragment, version in effect.proposals:
             slices = range(len(self.rules.fragments[fragment])) if effect.numbers is None else effect.numbers
-            proposed = peer.proposals.get((fragment, version)) if effect.numbers is None else None
+            proposed = None if effect.staged else peer.proposals[fragment, version]
             for number in slices:
                 new = peer.staged.pop((fragment, number)) if proposed is None else proposed[number]
                 peer.theta[fragment][number] = new

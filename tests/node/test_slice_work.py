@@ -229,7 +229,7 @@ def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
         assert behind.roll(Roll(second.commit, second.means[part.number])).number == part.number
     assert [held.digest() for held in behind.state.slices] == before
     assert not behind.bases.kept
-    behind.accept(Accept(((0, at(2)),)))
+    behind.accept(Accept(((0, at(2)),), staged=True))
     assert [held.digest() for held in behind.state.slices] == [held.digest() for held in donor.state.slices]
     assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
@@ -246,7 +246,7 @@ def test_a_newcomer_needs_no_second_memory() -> None:
         newcomer.fill(Fill(0, at(0), number, old.part(0, number).payload))
         newcomer.roll(Roll(effect.commit, effect.means[number]))
         assert newcomer._staged[0, number] is newcomer.state.slices[number]
-    newcomer.accept(Accept(((0, at(1)),)))
+    newcomer.accept(Accept(((0, at(1)),), staged=True))
     assert [held.digest() for held in newcomer.state.slices] == [held.digest() for held in donor.state.slices]
 
 
@@ -262,7 +262,7 @@ def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
     damaged.accept(Accept(((0, at(1)),)))
     damaged.roll(Roll(effect.commit, effect.means[1]))
     kept.clear()
-    damaged.accept(Accept(((0, at(1)),), (1,)))
+    damaged.accept(Accept(((0, at(1)),), (1,), staged=True))
     assert [held.digest() for held in damaged.state.slices] == [held.digest() for held in donor.state.slices]
     assert not kept
 

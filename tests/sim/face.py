@@ -348,7 +348,7 @@ class Face(Replica):
         world, truth = process.world, self.truth
         for fragment, version in effect.proposals:
             store = self.stores[fragment]
-            proposed = store.proposals.get(version) if effect.numbers is None else None
+            proposed = None if effect.staged else store.proposals[version]
             numbers = range(len(store.present)) if effect.numbers is None else effect.numbers
             for number in numbers:
                 store.present[number] = store.staged.pop(number) if proposed is None else proposed[number]

@@ -163,7 +163,7 @@ def dies_while_naming(seed: int) -> None:
     assert world.happened["note takeover"] > 0
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4])
+@pytest.mark.parametrize("seed", [0, 2, 5])
 def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
     """The newcomer does not hold what the old successor lacks. In other worlds the two don't hear of each other until
     the newcomer alone is named: a cut and a death are more than one failure."""

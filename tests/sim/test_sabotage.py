@@ -78,7 +78,7 @@ IN_WORLDS = [
         "bereaved",
         2,
     ),
-    in_world("the idle are waited for", closing.works, "not summary.idle", "True", "hesitant", 93),
+    in_world("the idle are waited for", closing.works, "not summary.idle", "True", "hesitant", 125),
     in_world(
         "nobody asks what it missed",
         Lineage._is_behind,
