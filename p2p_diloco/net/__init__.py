@@ -5,10 +5,9 @@ imports Hivemind.
 
     interface                   what the node needs of a transport, and what a transport needs of the node
     hivemind                    the adapter: joins the parts below
-    exchange, receiving, streams      messages over streams
-    links                          small messages, one stream to each peer
+    exchange, receiving, streams      messages over streams, small ones over one to each peer
     outgoing, framing, pipe      one stream each, from messages down to bytes
-    direct, way, listener, tls, tcp, pacing     direct connections for payloads
+    direct, listener, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back     whether other peers can dial this peer
     dht, daemon, probing, records, signing, private_files, hivemind_library     libp2p and the DHT

@@ -2,7 +2,8 @@
 
 Law: only an optimisation. A peer that can't be reached directly gets its payloads over libp2p; the attempt delays one
 payload for a moment. Who wants to send payloads is TLS's server, whoever dialled, so the other one shows nothing of
-itself before it knows who that is.
+itself before it knows who that is. One TCP connection carries at most its window in a round trip, and the kernel limits
+the window to a few megabytes: on a long and fast path several connections carry more (`Way`).
 
     over libp2p    A: MESSAGE, empty                      B: MESSAGE with an offer, or REFUSED
     over TCP       A dials and knocks; then TLS, in which A is the server; from now on A sends payloads
@@ -16,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from p2p_diloco.addresses import leads_over_a_relay
@@ -26,16 +29,139 @@ from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
 from p2p_diloco.net.listener import Listener, Offer, knock_at
 from p2p_diloco.net.outgoing import Outgoing
-from p2p_diloco.net.pacing import Pacer
+from p2p_diloco.net.pacing import Pacer, Took
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import Streams, start
+from p2p_diloco.net.tcp import TcpSocket
 from p2p_diloco.net.tls import Tls
-from p2p_diloco.net.way import Way
 
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 8
+"""The most connections to one peer."""
+EACH_CARRIES_BYTES = 3 << 19
+"""The bytes of the path (bandwidth × delay) that one connection is to carry: 1.5 MiB. This is half of the
+window that Linux allows a connection by default (`tcp_wmem` of 4 MiB, `tcp_rmem` of 6 MiB), so connections are added
+before the window is the limit."""
+READINGS = 100
+"""How many readings of the path are kept. Each tick of the pacer makes a reading while payloads are written."""
 STAGGER_S = 0.25
 """Seconds after which the next address is tried as well, while the present one has not answered."""
 PLACES_MAX = 8
 """The most addresses of a peer that are tried."""
+DIRECT = "direct"
+"""The path of a direct connection, as `Traffic` names it."""
+DIAL_S = 3.0
+"""Deadline for the request over libp2p, and again for the dial. If the other peer is asked to dial, request and dial
+together have twice as long."""
+PATIENCE_PART = 0.1
+"""The fraction of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
+OPEN_MAX = 256
+"""The most peers to which this peer keeps connections to send on. With more, the connections to the least recently
+used peer are closed."""
+RETRY_S, RETRY_S_MAX = 30.0, 600.0
+"""Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
+CARRIED_BYTES_MAX = 1 << 37
+"""Bytes after which a connection is replaced. AES-GCM may encrypt about 2²⁴ records of 16 KiB under one key (RFC 8446,
+5.5); this is half of that."""
+_FAILURES = (OSError, asyncio.TimeoutError, Refusal, Unreachable, FrameError, PipeBroken, PipeStalled)
+
+
+def connections_for(path_bytes: float) -> int:
+    """The number of connections that a path needs if `path_bytes` are on their way on it at a time."""
+    return min(1 + int(path_bytes / EACH_CARRIES_BYTES), CONNECTIONS_MAX)
+
+
+@dataclass(slots=True)
+class Way:
+    """The direct connections to one peer, measured as one, and the present attempt to open more. Times are the loop's.
+    `patient_until`: when payloads stop waiting for the first connection; `failures`: how often in a row connecting or
+    sending failed; `retry_at`: the earliest time of the next attempt."""
+
+    connections: list[Outgoing] = field(default_factory=list)
+    """The connections on which payloads may be written, the least recently used first."""
+    attempt: asyncio.Task[None] | None = None
+    patient_until: float = 0.0
+    failures: int = 0
+    retry_at: float = 0.0
+    given_back: asyncio.Event = field(default_factory=asyncio.Event)
+    _path_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
+
+    # -- measured and paced as one
+
+    def took(self) -> Took:
+        """The progress of all connections together since the last call: their bytes, and the delay of the connection
+        that was delayed longest."""
+        took = [each.took() for each in self._sockets]
+        return Took(sum(each.bytes for each in took), max((each.held_up_s for each in took), default=0.0))
+
+    def pace(self, rate: float | None) -> None:
+        """Limit all connections together to `rate` bytes a second, in equal parts. Also read how many of their bytes
+        are on their way."""
+        sockets = self._sockets
+        self._path_bytes.append(sum(each.path_bytes() for each in sockets))
+        for each in sockets:
+            each.pace(None if rate is None else rate / len(sockets))
+
+    @property
+    def _sockets(self) -> list[TcpSocket]:
+        return [each.frames.pipe.paced for each in self.connections if each.frames.pipe.paced is not None]
+
+    @property
+    def wanted(self) -> int:
+        """The number of connections that the path needs, judging by the most bytes on their way in any kept reading."""
+        return connections_for(max(self._path_bytes, default=0.0))
+
+    # -- which carries the next payload
+
+    def fit(self) -> Sequence[Outgoing]:
+        """Drop the connections on which payloads may no longer be written; returns the others."""
+        for one in self.connections[:]:
+            if not one.fit:
+                self.drop(one)
+        return self.connections
+
+    @property
+    def missing(self) -> int:
+        return self.wanted - len(self.connections)
+
+    @property
+    def has_room(self) -> bool:
+        return any(not one.lent and one.fit for one in self.connections)
+
+    def add(self, stream: Outgoing) -> None:
+        """Add a new connection. It will be the first to carry a payload."""
+        self.connections.insert(0, stream)
+
+    def lend(self) -> Outgoing | None:
+        """Lend the least recently used free connection; None if payloads are being written on all connections."""
+        for one in self.fit():
+            if not one.lent:
+                self.connections.remove(one)
+                self.connections.append(one)
+                one.lent = True
+                return one
+        return None
+
+    def give_back(self, one: Outgoing, sent_bytes: int, bytes_max: int) -> None:
+        """Take back a lent connection, on which `sent_bytes` were written. Drop it if it has carried `bytes_max`, or if
+        the path needs fewer connections."""
+        one.lent = False
+        one.carried_bytes += sent_bytes
+        if one.carried_bytes >= bytes_max or not one.fit or self.missing < 0:
+            self.drop(one)
+        self.given_back.set()
+
+    def drop(self, one: Outgoing) -> None:
+        """Stop using a connection for payloads. It is closed once all answers have come."""
+        if one in self.connections:
+            self.connections.remove(one)
+            one.retire()
+
+    def drop_all(self) -> None:
+        """Drop every connection to the peer, each as `drop` does."""
+        for one in self.connections[:]:
+            self.drop(one)
 
 
 async def dial(tls: Tls, peer: str, offer: Offer, addresses: Iterable[str], *, sends: bool, timeout_s: float) -> Pipe:
@@ -67,26 +193,6 @@ def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> lis
                         places[host, port, int(family)] = None
     return list(places)[:PLACES_MAX]
 
-
-log = logging.getLogger(__name__)
-
-DIRECT = "direct"
-"""The path of a direct connection, as `Traffic` names it."""
-DIAL_S = 3.0
-"""Deadline for the request over libp2p, and again for the dial. If the other peer is asked to dial, request and dial
-together have twice as long."""
-PATIENCE_PART = 0.1
-"""The fraction of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
-OPEN_MAX = 256
-"""The most peers to which this peer keeps connections to send on. With more, the connections to the least recently
-used peer are closed."""
-RETRY_S, RETRY_S_MAX = 30.0, 600.0
-"""Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
-CARRIED_BYTES_MAX = 1 << 37
-"""Bytes after which a connection is replaced. AES-GCM may encrypt about 2²⁴ records of 16 KiB under one key (RFC 8446,
-5.5); this is half of that."""
-
-_FAILURES = (OSError, asyncio.TimeoutError, Refusal, Unreachable, FrameError, PipeBroken, PipeStalled)
 
 Opened = tuple[Pipe, str]
 """A stream over libp2p, and the multiaddr at which the peer was found."""

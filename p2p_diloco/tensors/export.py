@@ -24,8 +24,8 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError, listed, reason
 from p2p_diloco.tensors.card import ModelCard
+from p2p_diloco.tensors.checkpoint import sync_folder, write_file, write_tensors
 from p2p_diloco.tensors.layout import Layout
-from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
 
 PART_BYTES = 5 * 10**9
 """The most bytes of tensors in one file of the format hf."""

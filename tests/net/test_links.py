@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net import links
+from p2p_diloco.net import exchange as links
+from p2p_diloco.net.exchange import Links
 from p2p_diloco.net.framing import Accepted, FrameStream, Message
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
-from p2p_diloco.net.links import Links
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import Streams
 from tests.net.inboxes import Quiet

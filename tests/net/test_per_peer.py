@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.net.exchange import OnePerPeer
 from p2p_diloco.net.framing import Accepted, Bulk, encode
 from p2p_diloco.net.interface import Limits, Unreachable
-from p2p_diloco.net.links import OnePerPeer
 from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from tests.net import direct_peers, test_exchange

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.direct import READINGS, Way, connections_for
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
-from p2p_diloco.net.way import READINGS, Way, connections_for
 from tests.net.direct_peers import Start, run
 from tests.net.patience import plays, until
 
