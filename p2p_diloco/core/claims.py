@@ -240,7 +240,7 @@ def _gives_up(log: FragmentLog, vote: Vote) -> bool:
     """Whether this peer, as the holder, gives its claim up for that of the vote."""
     if _remember(log, vote):
         return (log.phase in FREE and bool(missing(log))) or _outvoted(log)
-    return log.phase is Phase.CLAIMING and _is_needless(log, vote)
+    return log.phase in (Phase.CLAIMING, Phase.COLLECTING) and bool(missing(log)) and _is_needless(log, vote)
 
 
 def _remember(log: FragmentLog, message: Vote) -> bool:

@@ -200,6 +200,21 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
     assert log.round.holder == second
 
 
+def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
+    """B has claimed A's term, and had its promises. A is back, and C holds to it, too: neither promises again."""
+    world = World("ABC")
+    world.reach(3)
+    first, second, third = world.peers["A"].state().plan.succession
+    log = world.peers[second].replica.logs[0]
+    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    assert log.phase is Phase.COLLECTING
+    vote = Vote(0, log.held.version, 0, first)
+    claims.voted(log, third, vote)
+    assert log.round.holder == second
+    claims.voted(log, first, vote)
+    assert (log.round.term, log.round.holder) == (0, first)
+
+
 def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     """B claims the term, and so does A, which comes back; A gives its claim up for B's. B has promised it meanwhile,
     and goes on when A votes for B."""

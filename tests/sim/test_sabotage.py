@@ -351,7 +351,7 @@ IN_STORIES = [
     ),
     in_story(
         claims._gives_up,
-        "return log.phase is Phase.CLAIMING and",
+        "return log.phase in (Phase.CLAIMING, Phase.COLLECTING) and",
         "return False and",
         by_worlds.test_a_claim_that_nobody_needs_any_more_is_given_up,
     ),
@@ -574,6 +574,12 @@ IN_STORIES = [
         "if peer not in quiet]",
         "if not quiet]",
         by_a_member.test_a_liar_does_not_keep_a_peer_from_finding_that_it_is_behind,
+    ),
+    in_story(
+        claims._gives_up,
+        "log.phase in (Phase.CLAIMING, Phase.COLLECTING) and",
+        "log.phase is Phase.CLAIMING and",
+        findings.test_a_claim_whose_promises_are_lost_is_given_up,
     ),
     in_story(
         claims.voted,
