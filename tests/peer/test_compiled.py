@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import distributed, nn
 
@@ -29,19 +28,6 @@ def compiled(model: Any) -> Any:
     return torch.compile(model, backend="eager")
 
 
-@pytest.mark.parametrize("make", [lambda: compiled(plain()), with_a_compiled_part])
-def test_a_compiled_model_has_the_plain_names(make: Any) -> None:
-    """In what is exchanged, and in the global state_dict, which a plain model loads."""
-    made = bare(make())
-    assert made is not None
-    assert specs_of(made) == specs_of(plain())
-    values = {name: torch.full_like(parameter, 7.0) for name, parameter in trainable(made).items()}
-    state = with_global_values(made, values)
-    reference = plain()
-    reference.load_state_dict(state)
-    assert all((parameter == 7.0).all() for parameter in reference.parameters())
-
-
 def test_a_compiled_step_does_not_trace_what_happens_after_it() -> None:
     """Otherwise torch.compile would compile the exchange, and warn of each call that it can't trace."""
     model = plain()
@@ -57,17 +43,22 @@ def test_a_compiled_step_does_not_trace_what_happens_after_it() -> None:
     assert traced == [False, False]
 
 
-def test_wrappers_may_stand_in_any_order(tmp_path: Path) -> None:
-    """DistributedDataParallel around a compiled model, and the other way round, are one peer of all ranks."""
+def test_a_compiled_model_has_the_plain_names(tmp_path: Path) -> None:
+    """In what is exchanged, and in the global state_dict, which a plain model loads; also inside and around
+    DistributedDataParallel, where it is one peer of all ranks."""
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         copied = nn.parallel.DistributedDataParallel
-        for model in (compiled(copied(plain())), copied(compiled(plain()))):
-            inner = bare(model)
-            assert inner is not None
-            assert specs_of(inner) == specs_of(plain())
-            group = group_of(model)
-            assert group is not None
-            assert group.rank.count == 1
+        wrapped = [compiled(copied(plain())), copied(compiled(plain()))]
+        for model in (compiled(plain()), with_a_compiled_part(), *wrapped):
+            made = bare(model)
+            assert made is not None
+            assert specs_of(made) == specs_of(plain())
+            values = {name: torch.full_like(parameter, 7.0) for name, parameter in trainable(made).items()}
+            reference = plain()
+            reference.load_state_dict(with_global_values(made, values))
+            assert all((parameter == 7.0).all() for parameter in reference.parameters())
+        groups = [group_of(model) for model in wrapped]
+        assert [group.rank.count for group in groups if group is not None] == [1, 1]
     finally:
         distributed.destroy_process_group()

@@ -1,8 +1,11 @@
-"""A peer that leaves: its last exchange, its warnings, and the global parameters after that. The node is scripted."""
+"""A peer that leaves: its last exchange, its warnings, the global parameters after that, and how long the node of a
+peer that has trained alone keeps the run's state. The node is scripted."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, NodeDied
-from p2p_diloco.peer.leaving import AT_ONCE_S, broken_off, leave
+from p2p_diloco.peer.leaving import AT_ONCE_S, LOOK_EVERY_S, broken_off, leave, stay
 from tests.peer.scripted import KEPT, ScriptedNode, hooked, step
 
 
@@ -149,3 +152,48 @@ def test_which_ends_are_normal() -> None:
         assert "ended training" in broken_off(error)
     assert broken_off(SystemExit(143)) == "SIGTERM ended training"
     assert broken_off(SystemExit(129)) == "SIGHUP ended training"
+
+
+# -- staying
+
+
+def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None] | None = None) -> float:
+    """Stay for 60 s beside a node that gives these answers; returns the seconds that passed."""
+    clock, script = SimpleNamespace(now=0.0), iter(answers)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    def ask(kind: str, answer: str) -> dict[str, Any]:
+        found = next(script, False)
+        if isinstance(found, BaseException):
+            raise found
+        return {"shared": found}
+
+    stay(SimpleNamespace(ask=ask), "main", 60.0, lambda: clock.now, sleep or passes)  # type: ignore[arg-type]
+    return float(clock.now)
+
+
+def test_a_peer_alone_stays_until_another_has_the_state_or_for_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
+    """It says first what it waits for and how to skip it, and leaves as soon as another peer has the state. If nobody
+    comes, the last warning says so, and how a run waits for a second peer."""
+    assert stays([False, False, True]) == 2 * LOOK_EVERY_S
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert all(part in warning for part in ("trained the run main alone", "exit_timeout=60 s", "^C"))
+    assert stays([]) == 60.0
+    assert "start_peers=2" in caplog.messages[-1]
+
+
+def test_an_interrupt_or_a_fault_of_the_node_ends_the_stay() -> None:
+    """^C skips it, and the program goes on. A signal that ends programs still does."""
+
+    def interrupted(number: int) -> Callable[[float], None]:
+        def sleep(seconds: float) -> None:
+            raise KeyboardInterrupt(number)
+
+        return sleep
+
+    assert stays([False, NodeDied("it was killed")]) == LOOK_EVERY_S
+    assert stays([], interrupted(signal.SIGINT)) == 0.0
+    with pytest.raises(KeyboardInterrupt):
+        stays([], interrupted(signal.SIGTERM))

@@ -71,22 +71,6 @@ def trainer(mean: float = 0.0, var: float = 1.0, seen: int = 0, dtype: torch.dty
     return Trainer(model)
 
 
-def test_a_scripts_default_dtype_rounds_nothing() -> None:
-    """Many scripts choose another one (`torch.set_default_dtype(torch.bfloat16)`)."""
-    one = trainer(0.0, 1.0, 0)
-    one.model.has(1.001, 2.0, 10)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        other = Trainer(one.model)
-        other.theta[1:] = other.base[1:] = torch.tensor([0.0, 1.0, 0.0])
-        other.sends()
-        other.model.has(1.501, 1.75, 13)
-        mean = other.merge(Blend.SINCE, other.becomes(0.25, 1.5, 12))[0]
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert mean == pytest.approx(0.75, abs=1e-6)
-
-
 def test_a_newcomer_without_progress_takes_the_global_values() -> None:
     """Even if its own counter is higher."""
     one = trainer(0.5, 2.0, 100)

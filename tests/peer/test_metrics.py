@@ -1,4 +1,4 @@
-"""Where a trainer's time goes, by a clock that a test sets."""
+"""Where a trainer's time goes, by a clock that a test sets, and what is told of its GPU's memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2p_diloco.peer import hook as hook_module
 from p2p_diloco.peer.hook import Hook
 from tests.peer.scripted import hooked, step, taking
 
@@ -74,3 +75,20 @@ def test_the_log_tells_now_and_then_where_the_time_went(caplog: pytest.LogCaptur
         f"round {number} took 20.00 s" for number in (1, 4, 7)
     ]
     assert "inner 100.0%, encode 0.0%" in caplog.messages[0]
+
+
+def test_the_node_is_told_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at every step: the question takes some time."""
+    told: list[tuple[int, int]] = []
+
+    def reserved() -> tuple[int, int]:
+        told.append((len(told) + 1, 80))
+        return told[-1]
+
+    monkeypatch.setattr(hook_module, "memory_reserved", reserved)
+    hook, node, model = hooked()
+    assert (node.memory.gpu_reserved, node.memory.gpu_total) == (0, 0)
+    for steps in range(1, 13):
+        step(hook, model)
+        assert len(told) == steps // 4
+    assert (node.memory.gpu_reserved, node.memory.gpu_total) == (3, 80)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from torch import nn
 
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
+from p2p_diloco.peer import peer as peers
 from p2p_diloco.peer.absent import AbsentPeer
-from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
+from p2p_diloco.peer.peer import Peer, _unwrapped
 from p2p_diloco.standard_streams import JOINED_FILE
 
 
@@ -57,12 +60,6 @@ def test_a_peer_outside_its_run_says_so() -> None:
             getattr(peer, what)
     peer.close()
     optimizer.step()
-
-
-def test_the_seed_is_the_peers_own() -> None:
-    """It follows from the identity: different on two peers, the same after a restart, and fit for torch and NumPy."""
-    assert seed_of("a") == seed_of("a") != seed_of("b")
-    assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
 
 
 def test_a_peer_is_not_copied_and_does_not_leave_its_process() -> None:
@@ -129,3 +126,62 @@ def test_under_join_single_arguments_override_single_variables(monkeypatch: pyte
         Peer(*parts(), run_id="other")
     monkeypatch.delenv(JOINED_FILE)
     assert Peer(*parts(), run_id="other")._local_config.given == {"run_id": "other", "role": "worker"}
+
+
+# -- a model and an optimizer are in one run at most
+
+
+@pytest.fixture
+def no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entering starts nothing."""
+    session = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
+    session.watch = None
+    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
+
+
+@pytest.mark.usefixtures("no_node")
+def test_a_model_and_its_optimizer_enter_no_second_run() -> None:
+    """A cell of a notebook that runs again: the second Peer is refused when it is made, so that the variable keeps the
+    first one. One that was made before is refused when it enters. Once the first has left, both are free."""
+    model, optimizer = parts()
+    early = Peer(model, optimizer)
+    with Peer(model, optimizer):
+        again = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(UsageError, match=r"model=0.weight, 0.bias is in a run already.*close\(\)"):
+            Peer(nn.Sequential(model), again)
+        with pytest.raises(UsageError, match=r"optimizer=SGD is in a run already.*close\(\)"):
+            Peer(nn.Linear(2, 2), optimizer)
+        with pytest.raises(UsageError, match="is in a run already"):
+            early.__enter__()
+        with pytest.raises(UsageError, match="is in a run already"):  # the refused one has freed nothing
+            Peer(model, optimizer)
+    with Peer(model, optimizer):
+        pass
+
+
+def status_of_fork(work: Callable[[], int]) -> int:
+    """Have a forked process do this, and return what it gives."""
+    if not (child := os.fork()):
+        try:
+            os._exit(work())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.usefixtures("no_node")
+def test_a_forked_process_is_in_no_run_and_counts_its_own_steps() -> None:
+    """A script may make the peer first, and then fork."""
+    model, optimizer = parts()
+    with Peer(model, optimizer):
+        assert status_of_fork(lambda: Peer(model, optimizer) is None) == 0
+    peer = AbsentPeer(model, optimizer)
+    optimizer.step()
+
+    def steps() -> int:
+        optimizer.step()
+        optimizer.step()
+        return peer.global_step
+
+    assert status_of_fork(steps) == 3
+    assert peer.global_step == 1
