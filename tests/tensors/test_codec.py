@@ -15,18 +15,6 @@ from hypothesis import strategies as st
 from p2p_diloco.tensors import codec
 from p2p_diloco.tensors.flat import magnitude
 
-floats = st.lists(st.floats(width=32), min_size=0, max_size=40)
-
-
-@settings(max_examples=60, deadline=None)
-@given(floats)
-def test_fp32_travels_to_the_bit(values):
-    """NaN payloads, signed zeros and subnormals too."""
-    vector = torch.tensor(values, dtype=torch.float32)
-    raw = codec.encode(vector, "fp32")
-    assert raw.nbytes == codec.nbytes("fp32", len(values)) == 4 * len(values)
-    assert torch.equal(codec.decode(bytes(raw), "fp32", len(values)).view(torch.int32), vector.view(torch.int32))
-
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=40))

@@ -159,9 +159,6 @@ def test_only_trainable_parameters_are_trained():
     model.register_parameter("empty", nn.Parameter(torch.empty(0)))
     assert list(trainable(model)) == ["0.weight", "1.weight", "1.bias"]
     assert Layout.build(specs_of(model)).numel == 9 + 3 + 3
-
-
-def test_a_model_without_trainable_parameters_is_refused():
     with pytest.raises(ConfigError, match=r"model=Linear has no trainable parameter; set requires_grad"):
         trainable(nn.Linear(2, 2).requires_grad_(False))
 

@@ -24,39 +24,14 @@ OTHERS = [
 ]
 
 
-def run(outer: OuterOptimizer, grads: list[float], theta: float = 0.0) -> list[float]:
-    """θ after each step on a scalar."""
-    value, state = torch.tensor([theta]), outer.init_state(1)
-    seen = []
-    for grad in grads:
-        value, state = outer.step(value, state, torch.tensor([grad]))
-        seen.append(value.item())
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("lr", "momentum", "theta", "grads", "expected"),
-    [
-        (1.0, 0.0, 1.0, [0.5], [0.5]),
-        (1.0, 0.0, 0.0, [(1 + 3) / 2], [-2.0]),
-        (1.0, 0.0, 0.0, [0.1] * 3, [-0.1, -0.2, -0.3]),
-        (1.0, 0.9, 0.0, [1.0] * 4, [-1.9, -4.61, -8.049, -12.1441]),
-        (0.7, 0.9, 0.0, [1.0] * 4, [-1.33, -3.227, -5.6343, -8.50087]),
-        (1.0, 0.0, 0.0, [(0 * 1 + 4 * 3) / 4], [-3.0]),
-    ],
-)
-def test_the_numbers_of_the_formula(lr, momentum, theta, grads, expected):
-    assert run(OuterOptimizer(lr=lr, momentum=momentum), grads, theta) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, True), (0.9, False), (0.0, True)])
 @pytest.mark.parametrize("numel", [1, 1000, 2 * BLOCK + 3])
-def test_the_documented_order_of_operations_to_the_bit(nesterov, numel):
+def test_the_documented_order_of_operations_to_the_bit(momentum, nesterov, numel):
     """Against numpy, which rounds every product and every sum by itself; no block, lane or thread shows."""
     torch.manual_seed(1)
-    outer = OuterOptimizer(lr=0.7, momentum=0.9, nesterov=nesterov)
+    outer = OuterOptimizer(lr=0.7, momentum=momentum, nesterov=nesterov)
     theta, state = torch.randn(numel), outer.init_state(numel)
-    mu, eta = np.float32(0.9), np.float32(0.7)
+    mu, eta = np.float32(momentum), np.float32(0.7)
     t, m = theta.numpy().copy(), np.zeros(numel, np.float32)
     for _ in range(4):
         g = torch.randn(numel)
@@ -103,11 +78,6 @@ def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, opt
     assert {k: v.numel() for k, v in state.items()} == outer.state_lengths(12)
     assert all(v.dtype == torch.float32 and v.dim() == 1 for v in state.values())
     assert state["step"].item() == 6
-
-
-def test_names_may_be_written_in_any_case():
-    assert run(OuterOptimizer("adamw", lr=0.1), [1.0]) == run(OuterOptimizer("AdamW", lr=0.1), [1.0])
-    assert run(OuterOptimizer("SGD"), [1.0]) == run(OuterOptimizer(), [1.0])
 
 
 @pytest.mark.parametrize(
