@@ -32,12 +32,7 @@ def file(tmp_path: Path) -> Path:
 def test_flags_before_environment_before_file_before_default(file: Path) -> None:
     """Each source gives the values that the ones before it don't."""
     file.write_text("sync_every = 1\nnum_fragments = 1\nmin_peers = 3\nname = 'from-file'\n")
-    environment = {
-        "P2P_DILOCO_SYNC_EVERY": "2",
-        "P2P_DILOCO_START_PEERS": "4",
-        "P2P_DILOCO_NAME": "from-env",
-        "X": "y",
-    }
+    environment = {"P2P_DILOCO_SYNC_EVERY": "2", "P2P_DILOCO_START_PEERS": "4", "P2P_DILOCO_NAME": "from-env", "X": "y"}
     run, peer = read_settings({"sync_every": "5"}, environment, file)
     assert run.given == {"sync_every": 5, "num_fragments": 1, "min_peers": 3, "start_peers": 4}
     assert run.round_timeout == 600.0
@@ -58,11 +53,7 @@ def test_toml_has_its_own_kinds_of_values(file: Path) -> None:
     assert peer.initial_peers == (ADDRESS,)
 
 
-TEXTS = {
-    "initial_peers": ADDRESS,
-    "host_maddrs": "/ip4/0.0.0.0/tcp/0",
-    "announce_maddrs": "/ip4/0.0.0.0/tcp/1",
-}
+TEXTS = {"initial_peers": ADDRESS, "host_maddrs": "/ip4/0.0.0.0/tcp/0", "announce_maddrs": "/ip4/0.0.0.0/tcp/1"}
 
 
 @pytest.mark.parametrize("key", [*RunConfig.model_fields, *PeerConfig.model_fields])
@@ -110,12 +101,7 @@ def test_a_command_gets_the_given_settings() -> None:
         sync_every=12, num_fragments=3, nesterov=False, outer_momentum=0.1, reply_codec=None, outer_options={}
     )
     peer = PeerConfig(
-        run_id="r",
-        initial_peers=(ADDRESS,),
-        client_mode=True,
-        checkpoint_dir=Path("a b"),
-        wait_timeout=1.5,
-        name=None,
+        run_id="r", initial_peers=(ADDRESS,), client_mode=True, checkpoint_dir=Path("a b"), wait_timeout=1.5, name=None
     )
     environment = to_environment(run, peer)
     back = from_environment({**environment, "PATH": "/bin"})

@@ -116,9 +116,7 @@ def with_alice(invitation: Invitation | None = None) -> tuple[Report, str]:
     async def look() -> tuple[Report, str]:
         seed = await DhtPeer.create(PeerConfig())
         alice = await HivemindTransport.create(
-            DeafInbox(),
-            PeerConfig(run_id="r", initial_peers=seed.daemon.addresses),
-            invitation=invitation,
+            DeafInbox(), PeerConfig(run_id="r", initial_peers=seed.daemon.addresses), invitation=invitation
         )
         try:
             status = PeerStatus(

@@ -58,11 +58,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--sync-every", "2", "--num-fragments", "3"], 3, "--sync-every=2 is less than"),
         ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
         ([*TO, "--width", "3", "--heads", "2"], 3, "--width=3 is not a multiple of heads=2"),
-        (
-            [*TO, "--checkpoint-dir", "/dev/null/x"],
-            3,
-            "--checkpoint-dir=/dev/null/x can't be written",
-        ),
+        ([*TO, "--checkpoint-dir", "/dev/null/x"], 3, "--checkpoint-dir=/dev/null/x can't be written"),
         ([*TO, "--logs", "loud", "--", "true"], 2, "--logs=loud is not known"),
         ([*TO, "--"], 2, "-- names no command"),
         ([*TO, "--", "no-such-command-here"], 2, "'no-such-command-here' is not a command"),
@@ -70,11 +66,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["bootstrap", "--port", "x"], 2, "--port"),
         (["bootstrap", "--host", "example.org"], 2, "--host=example.org is no IP address"),
         (["bootstrap", "--host", "203.0.113.7"], 3, "--host=203.0.113.7 is no address of this machine"),
-        (
-            ["bootstrap", "--identity-path", "/dev/null/x"],
-            3,
-            "--identity-path=/dev/null/x can't be written",
-        ),
+        (["bootstrap", "--identity-path", "/dev/null/x"], 3, "--identity-path=/dev/null/x can't be written"),
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
@@ -134,11 +126,7 @@ class Misused(Exception):
             ": --run-id=main differs from this peer's settings in --sync-every (the run's 4 / yours 8), --codec (",
         ),
         (P2PDilocoError("broke"), 1, "broke"),
-        (
-            RuntimeError("three\nlines\nlong"),
-            1,
-            "a fault in p2p-diloco itself (RuntimeError: three lines long)",
-        ),
+        (RuntimeError("three\nlines\nlong"), 1, "a fault in p2p-diloco itself (RuntimeError: three lines long)"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             1,
@@ -151,11 +139,7 @@ class Misused(Exception):
     ids=lambda part: type(part).__name__,
 )
 def test_whatever_is_raised_becomes_a_code(
-    raised: BaseException,
-    code: int,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    raised: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Errors become sentences and exit codes in one place: settings are written as flags, and a fault of ours is told
     as such."""

@@ -36,21 +36,14 @@ for _ in range(600):  # a signal that comes just before a long sleep would be ha
     time.sleep(0.1)
 """
 ways = pytest.mark.parametrize(
-    "way",
-    [
-        "watcher",
-        pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call")),
-    ],
+    "way", ["watcher", pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call"))]
 )
 
 
 def wrapped(way: str) -> tuple[subprocess.Popen[str], psutil.Process]:
     """A wrapper around a sleeping command, and the command, ready for signals."""
     wrapper = subprocess.Popen(
-        [sys.executable, "-c", WRAPPER, SLEEPER, way],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", WRAPPER, SLEEPER, way], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
     assert wrapper.stdout is not None
     return wrapper, psutil.Process(int(wrapper.stdout.readline()))

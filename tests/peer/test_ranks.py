@@ -291,9 +291,7 @@ def test_strangers_are_no_ranks(
         assert rude.recv(100) == b""
 
 
-def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
-    listeners: tuple[socket.socket, socket.socket, Place],
-) -> None:
+def test_rank_0_does_not_wait_for_a_rank_that_gives_up(listeners: tuple[socket.socket, socket.socket, Place]) -> None:
     """A rank without a way gives up; then rank 0 is told, and stops."""
     near, far, place = listeners
     given_up = Event()

@@ -14,10 +14,7 @@ from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.outer import OuterOptimizer, State
 
-PAPER = {
-    2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049],
-    3: [-1 / 3, -2 / 3, -1.9, -2.2333333, -2.5666667, -4.61],
-}
+PAPER = {2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049], 3: [-1 / 3, -2 / 3, -1.9, -2.2333333, -2.5666667, -4.61]}
 BUFFERED = {2: [-1.0, -2.9, -3.9, -6.61], 3: [-1.0, -2.0, -3.9, -4.9, -5.9, -8.61]}
 
 

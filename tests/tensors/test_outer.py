@@ -89,15 +89,9 @@ def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, opt
         ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a slice, .*dense gradients"),
         ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
         ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
-        (
-            {"name": "Adam", "options": {"betas": [2, 3]}},
-            "outer_options=betas=2,3 doesn't suit Adam: Invalid beta",
-        ),
+        ({"name": "Adam", "options": {"betas": [2, 3]}}, "outer_options=betas=2,3 doesn't suit Adam: Invalid beta"),
         ({"name": "Adam", "options": {"lr": 1}}, "outer_options.lr=1 may not be set; set outer_lr instead"),
-        (
-            {"name": "Adam", "options": {"fused": True}},
-            "outer_options.fused=on may not be set; .* always off",
-        ),
+        ({"name": "Adam", "options": {"fused": True}}, "outer_options.fused=on may not be set; .* always off"),
         ({"options": {"weight_decay": 0.1}}, "outer_options=weight_decay=0.1 has no meaning for sgd"),
         ({"name": "nowhere:X"}, r"nowhere:X can't be imported \(No module named 'nowhere'\); install it"),
     ],

@@ -113,8 +113,7 @@ def test_a_slice_before_its_first_step_is_exported_without_its_state(in_place: b
 
 
 @pytest.mark.parametrize(
-    "theta",
-    [torch.zeros(3), torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(2 * LAYOUT.numel)[::2]],
+    "theta", [torch.zeros(3), torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(2 * LAYOUT.numel)[::2]]
 )
 def test_a_vector_that_doesnt_fit_the_layout_is_refused(theta: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="elements of flat fp32"):

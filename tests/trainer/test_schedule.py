@@ -12,8 +12,7 @@ def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_rati
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.2), (4, 1.0), (9, 2.0), (10, 2.0), (35, 1.7363961), (60, 1.1), (110, 0.2), (5000, 0.2)],
+    ("step", "rate"), [(0, 0.2), (4, 1.0), (9, 2.0), (10, 2.0), (35, 1.7363961), (60, 1.1), (110, 0.2), (5000, 0.2)]
 )
 def test_a_line_up_and_half_a_cosine_down(step: int, rate: float) -> None:
     assert _rate(step) == pytest.approx(rate)
