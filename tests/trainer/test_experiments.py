@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -91,14 +89,6 @@ def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNa
     assert max(free.time_s, timed.time_s) < 0.5 * waits.time_s
 
 
-def test_what_is_cut_or_killed_is_noticed(lab: SimpleNamespace) -> None:
-    """Rounds take longer while links are cut, and more inner steps are made than counted where peers die."""
-    quiet, cut, killed = (run(lab, length=12, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
-    assert len({quiet.loss, cut.loss, killed.loss}) == 3
-    assert cut.time_s > quiet.time_s + lab.setting.DEAD_S
-    assert killed.time_s > quiet.time_s
-
-
 @pytest.mark.parametrize("name", ["real", "unlike_real"])
 def test_every_setting_of_real_peers_is_valid(lab: SimpleNamespace, name: str) -> None:
     """Real peers wait longer than peers in virtual time; the asynchronous mode refuses one of these waits."""
@@ -139,17 +129,3 @@ def test_a_series_makes_missing_runs_alone(lab: SimpleNamespace, tmp_path: Path)
         "| none | diverged | diverged | diverged | diverged | ≤ +50 %, **missed** |",
         "| two | 2.0000 | 2.0000 | 2.0000 | +0.00 % (+0.00 to +0.00) |  |",
     ]
-
-
-def test_a_real_peer_that_fails_ends_the_others(lab: SimpleNamespace) -> None:
-    """The one that fails is not the first, which would be waited for otherwise."""
-    texts = ("import time; time.sleep(100.0)", "print('{}'); raise SystemExit(3)")
-    pipes = {"stdout": subprocess.PIPE, "text": True}
-    peers = [subprocess.Popen([sys.executable, "-c", text], **pipes) for text in texts]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(lambda peer: lab.processes._heard(peer, peers), peers, timeout=60.0))
-        assert said == [[], [{}]]
-        assert [peer.returncode for peer in peers] == [-9, 3]
-    finally:
-        lab.processes._end(peers)

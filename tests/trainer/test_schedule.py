@@ -1,9 +1,11 @@
-"""Learning rates, by numbers."""
+"""Learning rates, by numbers; and settings that don't fit."""
 
 from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.train import learning_rate, run_horizon
 
 
@@ -39,3 +41,19 @@ def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
     assert run_horizon(epochs=30, sync_every=20, own_steps=50, submitters=3) == 200
     assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
     assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"width": 30, "heads": 4}, "width=30 is not a multiple of heads=4; choose e.g. width=28"),
+        ({"width": 3, "heads": 4}, "width=3 is not a multiple of heads=4; choose e.g. width=4"),
+        ({"shard_index": 2, "num_shards": 2}, "shard_index=2 must be less than num_shards=2; choose 0 to 1"),
+        ({"shard_index": 1}, "shard_index=1 names a part of a text that isn't split; give num_shards too"),
+        ({"batchsize": 4}, "batchsize=4 is not a setting; did you mean batch_size?"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainerConfig.model_validate(values)
+    assert str(refused.value) == sentence
