@@ -235,21 +235,13 @@ def dtensor(shape: tuple[int, ...], mesh: Any, *placements: Any) -> nn.Module:
     return model
 
 
-def test_the_group_is_the_models() -> None:
+@pytest.mark.parametrize(("rank", "copies"), [(Rank(2, 4), 2), (Rank(2, 3), None), (ALONE, None)])
+def test_the_group_is_the_models(rank: Rank, copies: int | None) -> None:
     """Of a model sharded over all processes: which of how many this is. With copies of the shards, too."""
-    with as_rank(2, 4):
-        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 4), copies=2))
+    with as_rank(rank.index, rank.count):
+        group = group_of(sharded({"w": torch.zeros(6)}, rank, copies=copies))
         assert group is not None
-        assert group.rank == Rank(2, 4)
-    with as_rank(2, 3):
-        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 3)))
-        assert group is not None
-        assert group.rank == Rank(2, 3)
-        assert group.device == torch.device("cpu")
-    with as_rank(0, 1):
-        group = group_of(sharded({"w": torch.zeros(6)}, ALONE))
-        assert group is not None
-        assert group.rank == ALONE
+        assert (group.rank, group.device) == (rank, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import copy
 import os
 import pickle
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
-from p2p_diloco.peer import peer as peers
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import Peer, _unwrapped
 from p2p_diloco.standard_streams import JOINED_FILE
@@ -25,30 +23,33 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_model_needs_its_optimizer() -> None:
-    model, optimizer = parts()
-    with pytest.raises(UsageError, match="or neither"):
-        Peer(model, None)
-    with pytest.raises(UsageError, match="or neither"):
-        Peer(None, optimizer)
-    with pytest.raises(UsageError, match="role=aggregator"):
-        Peer(model, optimizer, local=PeerConfig(role="aggregator"))
-    observer = PeerConfig(role="observer")
-    for given in ((model, optimizer), (None, None)):
-        with pytest.raises(UsageError, match="role=observer needs a model, and trains nothing"):
-            Peer(*given, local=observer)
-    with pytest.raises(UsageError, match="initial_peers=unset an observer needs a run to read"):
-        Peer(model, None, local=observer)
-    with pytest.raises(ConfigError, match="checkpoint_dir=x has no meaning for role=observer"):
-        PeerConfig(role="observer", checkpoint_dir="x")
-    with pytest.raises(UsageError, match="optimizer=Linear"):
-        Peer(model, model)
-    with pytest.raises(UsageError, match=r"model=function is no torch\.nn\.Module"):
-        Peer(parts, optimizer)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="sync_evry"):
-        Peer(model, optimizer, config={"sync_evry": 1})
-    with pytest.raises(ConfigError, match="checkpoint_dri=x is not a setting; did you mean checkpoint_dir"):
-        Peer(model, optimizer, local={"checkpoint_dri": "x"})
+MODEL, OPTIMIZER = parts()
+WATCHES = {"role": "observer"}
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "sentence"),
+    [
+        ((MODEL, None), {}, "or neither"),
+        ((None, OPTIMIZER), {}, "or neither"),
+        ((MODEL, OPTIMIZER), {"local": {"role": "aggregator"}}, "role=aggregator"),
+        ((MODEL, OPTIMIZER), {"local": WATCHES}, "role=observer needs a model, and trains nothing"),
+        ((None, None), {"local": WATCHES}, "role=observer needs a model, and trains nothing"),
+        ((MODEL, None), {"local": WATCHES}, "initial_peers=unset an observer needs a run to read"),
+        (
+            (MODEL, None),
+            {"local": {**WATCHES, "checkpoint_dir": "x"}},
+            "checkpoint_dir=x has no meaning for role=obser",
+        ),
+        ((MODEL, MODEL), {}, "optimizer=Linear"),
+        ((parts, OPTIMIZER), {}, r"model=function is no torch\.nn\.Module"),
+        ((MODEL, OPTIMIZER), {"config": {"sync_evry": 1}}, "sync_evry"),
+        ((MODEL, OPTIMIZER), {"local": {"checkpoint_dri": "x"}}, "checkpoint_dri=x is not a setting; did you mean"),
+    ],
+)
+def test_what_makes_no_peer_is_refused(given: tuple[Any, Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=sentence):
+        Peer(*given, **settings)
 
 
 def test_a_peer_outside_its_run_says_so() -> None:
@@ -129,14 +130,6 @@ def test_under_join_single_arguments_override_single_variables(monkeypatch: pyte
 
 
 # -- a model and an optimizer are in one run at most
-
-
-@pytest.fixture
-def no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entering starts nothing."""
-    session = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
-    session.watch = None
-    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
 
 
 @pytest.mark.usefixtures("no_node")
