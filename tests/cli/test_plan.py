@@ -230,18 +230,6 @@ def test_a_checkpoint_tells_its_size(tmp_path: Path) -> None:
         size_of(tmp_path / "nothing")
 
 
-def test_a_config_of_transformers_tells_its_size(tmp_path: Path) -> None:
-    """GPT-2's has 124 million parameters, its tied ones counted once."""
-    pytest.importorskip("transformers")
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 2}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "n_positions": 32}))
-    embedding, block, last = 64 * (100 + 32), 12 * 64 * 64 + 13 * 64, 2 * 64
-    assert size_of(tmp_path) == size_of(tmp_path / "config.json") == embedding + 2 * block + last
-    (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
-    with pytest.raises(ConfigError, match="give the number of trained parameters with --params"):
-        size_of(tmp_path)
-
-
 def test_without_transformers_a_config_is_an_error_that_names_params(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

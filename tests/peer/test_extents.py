@@ -89,30 +89,6 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
-@given(SHAPES, st.integers(1, 4), st.sampled_from([None, 1, 2, 3]), st.integers(1, 12), st.data())
-def test_all_ranks_together_hold_each_element_once(
-    shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
-) -> None:
-    """However rows divide: what the ranks speak for covers the flat vector once; what is whole is held by all."""
-    torch.manual_seed(0)
-    values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
-    whole = frozenset(data.draw(st.sets(st.sampled_from(sorted(values)))))
-    layout = Layout.build(specs_of(alone(values)), 1, "contiguous", largest)
-    world = parts * (copies or 1)
-    spoken, held = torch.zeros(layout.numel, dtype=torch.int), torch.zeros(layout.numel, dtype=torch.int)
-    for index in range(world):
-        rank = Rank(index, world)
-        with as_rank(index, world):
-            for extent in extents_of(sharded(values, rank, whole, copies), layout, rank):
-                held[extent.start : extent.stop] += 1
-                spoken[extent.start : extent.stop] += extent.speaks
-                assert extent.values().numel() == extent.numel
-    assert spoken.tolist() == [1] * layout.numel
-    holders = [world if name in whole else copies or 1 for name, value in values.items() for _ in range(value.numel())]
-    assert held.tolist() == holders
-
-
 class Served:
     """A far rank's connection to rank 0, which answers at once."""
 

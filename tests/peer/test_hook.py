@@ -41,28 +41,6 @@ def test_the_numbers_of_streaming(overlap_steps: int, merge: str, merge_alpha: f
     assert [c["samples"] for c in node.contributed()] == [3, 6, 6, 6, 6]
 
 
-def test_training_goes_on_while_an_exchange_is_under_way() -> None:
-    """The result is merged `overlap_steps` later, and not looked at before; the weight is that of the sending. What of
-    the flight was not waited for is hidden time."""
-    hook, node, model = hooked(overlap_steps=3, merge="rebase")
-    step(hook, model, 4)
-    (sent,) = node.contributed()
-    assert (sent["weight"], hook.standing.metrics.sync_count) == (4.0, 0)
-    node.memory.changed = 9
-    said = list(node.log)
-    step(hook, model, 2)
-    assert node.log == said
-    step(hook, model)
-    metrics = hook.standing.metrics
-    assert metrics.sync_count == 1
-    assert metrics.hidden_time_s == pytest.approx(0.5, abs=0.1)
-    assert metrics.last_sync_time_s == pytest.approx(metrics.hidden_time_s + metrics.waiting_time_s, abs=0.01)
-    assert model.u.tolist() == [7.0, 7.0]
-    step(hook, model)
-    assert [c["weight"] for c in node.contributed()] == [4.0, 4.0]
-    assert hook.standing.global_step == 8
-
-
 def test_an_exchange_is_taken_up_again_with_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended early, and other peers may have some of it: Δ is not measured again. Once it is counted, all steps since
     it was sent stay."""

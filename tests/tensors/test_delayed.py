@@ -100,15 +100,6 @@ def test_the_order_of_operations_is_the_reference() -> None:
     assert not state["b"].any()
 
 
-@pytest.mark.parametrize("variant", ["paper", "buffered"])
-def test_inputs_are_untouched(variant: str) -> None:
-    """A proposal may be dropped."""
-    theta, grad = torch.ones(3), torch.ones(3)
-    state = {"m": torch.ones(3), "b": torch.ones(3)}
-    delayed(2, variant).step(theta, state, grad, 1, 1)
-    assert all(torch.equal(values, torch.ones(3)) for values in (theta, grad, *state.values()))
-
-
 @pytest.mark.parametrize(("submissions", "buffered"), [(0, 0), (2, 2), (1, 3), (4, 0), (1, -1)])
 def test_more_than_fits_is_an_error(submissions: int, buffered: int) -> None:
     """The log closes a window with the submission that fills the buffer."""

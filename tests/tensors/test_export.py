@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -113,51 +112,6 @@ def test_without_a_card_the_trained_parameters_are_written(tmp_path: Path) -> No
 def with_config(model: Any) -> Any:
     model.config = Config()
     return model
-
-
-def test_hf_is_cut_into_files_with_an_index(tmp_path: Path) -> None:
-    """Each tensor is in the file that the index names, and the configuration names the dtype of the parameters."""
-    names = written(tmp_path, "hf", "float16", model=with_config(Tied()), part_bytes=60)
-    parts_written = [name for name in names if name.startswith("model-")]
-    assert len(parts_written) > 1
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    found: dict[str, Tensor] = {}
-    for part in parts_written:
-        tensors = safetensors.torch.load_file(tmp_path / part)
-        assert {index["weight_map"][name] for name in tensors} == {part}
-        found |= tensors
-    assert found.keys() == expected(Tied()).keys() - {"head.weight"}
-    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in found.values())
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float16"
-
-
-def gpt2(transformers: Any) -> Any:
-    config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
-    return transformers.GPT2LMHeadModel(config)
-
-
-def t5(transformers: Any) -> Any:
-    config = transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    return transformers.T5ForConditionalGeneration(config)
-
-
-def resnet(transformers: Any) -> Any:
-    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
-    return transformers.ResNetForImageClassification(config)
-
-
-@pytest.mark.parametrize(
-    ("build", "dtype", "part_bytes"), [(gpt2, "keep", 1000), (t5, "bfloat16", 10**9), (resnet, "keep", 10**9)]
-)
-def test_from_pretrained_restores_the_state_dict(build: Any, dtype: str, part_bytes: int, tmp_path: Path) -> None:
-    """Every entry of it, in the dtype that was asked for: tied or not, with buffers, in one file or several."""
-    transformers = pytest.importorskip("transformers")
-    model = build(transformers)
-    written(tmp_path, "hf", dtype, model=model, part_bytes=part_bytes)
-    loaded, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    wanted = expected(model if dtype == "keep" else model.to(torch.bfloat16))
-    assert same(loaded.state_dict(), wanted)
 
 
 def test_hf_needs_a_configuration_and_all_values(tmp_path: Path) -> None:
