@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="transformers isn't installed: pip install 'p2p-diloco[hf]'")
+pytest.importorskip("transformers", reason="transformers isn't installed: pip install 'p2p-diloco[hf]'")
 pytest.importorskip("accelerate", reason="accelerate isn't installed: pip install 'p2p-diloco[hf]'")
 
+import transformers
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
