@@ -39,15 +39,10 @@ def test_flags_before_environment_before_file_before_default(file: Path) -> None
     assert peer.given == {"name": "from-env"}
 
 
-def test_a_file_of_windows_editors_is_read(file: Path) -> None:
-    """They begin UTF-8 with a mark."""
-    file.write_text("sync_every = 8", encoding="utf-8-sig")
-    assert read_settings({}, {}, file)[0].sync_every == 8
-
-
 def test_toml_has_its_own_kinds_of_values(file: Path) -> None:
-    """Numbers, switches, lists and tables are written as TOML writes them."""
-    file.write_text(f"sync_every = 8\nnesterov = false\ninitial_peers = ['{ADDRESS}']\n[outer_options]\n")
+    """Numbers, switches, lists and tables are written as TOML writes them. Editors on Windows mark UTF-8."""
+    text = f"sync_every = 8\nnesterov = false\ninitial_peers = ['{ADDRESS}']\n[outer_options]\n"
+    file.write_text(text, encoding="utf-8-sig")
     run, peer = read_settings({}, {}, file)
     assert run.given == {"sync_every": 8, "nesterov": False, "outer_options": {}}
     assert peer.initial_peers == (ADDRESS,)
@@ -109,6 +104,7 @@ def test_a_command_gets_the_given_settings() -> None:
     assert back is not None
     assert back[0].given == run.given
     assert back[1].given == peer.given
+    assert without_ours({**environment, "PATH": "/bin"}) == {"PATH": "/bin"}, "an inner command gets none of these"
 
 
 def test_without_a_named_run_there_is_no_run() -> None:
@@ -117,11 +113,6 @@ def test_without_a_named_run_there_is_no_run() -> None:
     assert from_environment({"P2P_DILOCO_SYNC_EVERY": "5"}) is None
     assert from_environment({"P2P_DILOCO_RUN_ID": "r"}) is not None
     assert from_environment({"P2P_DILOCO_INITIAL_PEERS": ADDRESS}) is not None
-
-
-def test_stale_variables_do_not_reach_a_command() -> None:
-    """Variables of an outer `join` do not reach the inner command."""
-    assert without_ours({"P2P_DILOCO_NAME": "old", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 def test_every_rank_reads_its_settings_and_none_but_the_first_is_a_peer_of_its_own() -> None:

@@ -60,6 +60,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
         ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
+        ([*TO, "--role", "observer"], 2, "--role=observer trains nothing; read the model with"),
         ([*TO, "--role", "aggregator", "--steps", "5"], 2, "--steps is for the built-in trainer"),
         ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
         (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),

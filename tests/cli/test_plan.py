@@ -97,17 +97,13 @@ def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(told([*alone, "--json"], capsys))["machines"][0]["link_mbit"] is None
 
 
-def test_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_png_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it can't be, the error has the mend."""
     pytest.importorskip("matplotlib")
     told([*FRIENDS, "--png", str(tmp_path / "curves.png")], capsys)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert carry_out([*FRIENDS, "--png", str(tmp_path / "no" / "curves.png")]) == 3
     assert "--png=" in capsys.readouterr().err
-
-
-def test_without_matplotlib_a_png_is_an_error_with_the_mend(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert carry_out([*FRIENDS, "--png", "curves.png"]) == 2
     assert "pip install 'p2p-diloco[plot]'" in capsys.readouterr().err

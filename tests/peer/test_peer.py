@@ -14,7 +14,7 @@ from torch import nn
 
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
-from p2p_diloco.peer.peer import Peer, _unwrapped
+from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
 from p2p_diloco.standard_streams import JOINED_FILE
 
 
@@ -61,6 +61,12 @@ def test_a_peer_outside_its_run_says_so() -> None:
             getattr(peer, what)
     peer.close()
     optimizer.step()
+
+
+def test_the_seed_is_the_peers_own() -> None:
+    """It follows from the identity: different on two peers, the same after a restart, and fit for torch and NumPy."""
+    assert seed_of("a") == seed_of("a") != seed_of("b")
+    assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
 
 
 def test_a_peer_is_not_copied_and_does_not_leave_its_process() -> None:
