@@ -56,22 +56,6 @@ def test_training_that_diverges_again_ends_with_a_sentence() -> None:
     assert node.contributed() == []
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
-    """The global values are loaded, though the log may have nothing new for the trainer; nothing of others' progress
-    is taken for its own, and what is lost is told."""
-    hook, node, model = hooked(merge="rebase")
-    step(hook, model, 4)
-    node.memory.theta.fill_(9.0)
-    node.bases.lost, node.fresh = {0}, {0: KEPT} if listed else {}
-    node.commit = lambda _: None  # type: ignore[method-assign]
-    step(hook, model, 4)
-    assert model.u.tolist() == [9.0, 9.0]
-    assert node.memory.delta.tolist() == [0.0] * 4
-    assert hook.standing.metrics.dropped_samples == 4
-    assert not node.bases.lost
-
-
 def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log takes it for merged; half of the model may be. Training begins again from the global values."""
     hook, node, model = hooked(overlap_steps=1, merge="rebase")

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from p2p_diloco.core.spans import minus
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer import order as module
 from p2p_diloco.peer.absent import AbsentPeer
@@ -230,21 +229,3 @@ def test_a_loop_that_is_left_comes_back_to_what_it_left(workers: int, ahead: int
             seen += [number for batch in held for number in batch.tolist()]
             run.shard.stepped()
     assert sorted(seen) == [*range(80), *range(1000, 1080)]
-
-
-def test_what_the_run_takes_back_and_gives_later() -> None:
-    """A lease of a peer that was killed lies behind; one that was recalled is passed over."""
-    run = run_of(Counting(100), 20)
-    loader = iter(run.shard.loader(5, num_workers=1))
-    assert next(loader).tolist() == [0, 1, 2, 3, 4]
-    run.shard.stepped()
-    run.merge()
-    run.leased = minus(run.leased, ((5, 10),))
-    run.tell()
-    assert next(loader).tolist() == [10, 11, 12, 13, 14]
-    run.shard.stepped()
-    run.leased = ((5, 10), *run.leased)
-    run.tell()
-    assert next(loader).tolist() == [15, 16, 17, 18, 19]
-    run.shard.stepped()
-    assert next(loader).tolist() == [5, 6, 7, 8, 9]

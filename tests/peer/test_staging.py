@@ -184,22 +184,6 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25])
-@pytest.mark.parametrize("blend", BLENDS)
-def test_only_values_that_a_merge_reads_are_fetched(
-    blend: Blend, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the bytes stay off the bus where a merge only loads values."""
-    copies = LateCopies()
-    monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: Staging(copies))
-    model = Model(torch.float32)
-    layout = Layout.build(specs_of(model))
-    local = LocalModel(model, layout, *torch.zeros(3, layout.numel), share=share)
-    local.merge(dict.fromkeys(local.slices, blend))
-    fetches = any(line.startswith("fetch") for line in copies.log)
-    assert fetches == (share > 0 if blend is Blend.MIX else blend in (Blend.ALL, Blend.SINCE))
-
-
 @pytest.mark.parametrize(("used", "told"), [(True, (8, 10 + 160)), (False, (0, 0))])
 def test_the_devices_that_this_process_uses_are_counted(
     used: bool, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -166,16 +166,6 @@ def test_a_mean_is_no_smaller_or_greater_than_all_and_knows_no_order(sent: list[
     assert together(MEAN, parts, 1, "mean").item() == mean
 
 
-@settings(max_examples=80, deadline=None)
-@given(values32, values32, st.floats(0.0, 1.0, exclude_min=True))
-def test_a_step_ends_between_the_old_and_the_new_value(theta: float, value: float, share: float) -> None:
-    old, new = torch.tensor([theta]), torch.tensor([value])
-    assert min(theta, value) <= stepped(MEAN, old, new, share).item() <= max(theta, value)
-    assert stepped(MEAN, old, new, 1.0).item() == value
-    assert old.item() == theta
-    assert new.item() == value
-
-
 def test_a_step_moves_a_mean_by_its_share_and_a_counter_never_back() -> None:
     old, new = torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])
     assert stepped(MEAN, old, new, 0.25).tolist() == [1.5, 4.0]

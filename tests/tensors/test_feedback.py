@@ -167,24 +167,6 @@ def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, ha
         assert sender.balance.abs().max().item() < 1e-5 * scale * len(happenings)
 
 
-def test_the_residual_before_a_lost_lineage_is_exact() -> None:
-    """Counted, not counted after all: the residual is the same to the bit. Counted in the end: nothing is lost."""
-    feedback, delta = Feedback(NUMEL), torch.randn(NUMEL)
-    sent(feedback, delta, "e3m0", id(1))
-    feedback.merge(COUNTED, id(1))
-    one = feedback.residual.clone()
-    sent(feedback, delta, "e3m0", id(2))
-    feedback.merge(COUNTED, id(2))
-    two = feedback.residual.clone()
-    feedback.merge(Outcome(dropped=LEFT), id(1))
-    assert torch.equal(feedback.residual, one)
-    feedback.merge(KEPT, id(1))
-    assert torch.equal(feedback.residual, one)
-    feedback.merge(KEPT, id(2))
-    torch.testing.assert_close(feedback.residual, two)
-    assert not torch.equal(one, two)
-
-
 def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
     """What was dropped for its age, with what would be left of it, and the residual that went along."""
     feedback = Feedback(NUMEL)
@@ -211,26 +193,6 @@ def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
     torch.testing.assert_close(feedback.residual, left)
     feedback.merge(KEPT, id(1))
     torch.testing.assert_close(feedback.residual, before)
-
-
-@pytest.mark.parametrize("counted", [id(2), id(3)])
-def test_what_was_sent_without_the_residual_took_none_along(counted: ContributionId) -> None:
-    """Whichever of the two is counted: the one before it, with the residual, leaves what it lost; it itself nothing,
-    also if its lineage loses."""
-    feedback = Feedback(NUMEL)
-    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
-    feedback.merge(COUNTED, id(1))
-    before, delta = feedback.residual.clone(), torch.randn(NUMEL)
-    decoded = sent(feedback, delta, "e3m0", id(2))
-    feedback.sent_apart(id(3))
-    if counted == id(2):
-        feedback.merge(Outcome(dropped=PART), counted)
-        assert torch.equal(feedback.residual, before + delta - decoded)
-        return
-    feedback.merge(COUNTED, counted)
-    assert torch.equal(feedback.residual, before)
-    feedback.merge(Outcome(dropped=LEFT), id(1))
-    assert torch.equal(feedback.residual, before)
 
 
 def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None:

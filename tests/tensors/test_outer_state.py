@@ -1,4 +1,4 @@
-"""The outer state of slices: steps in place, whole or not at all."""
+"""The outer state of slices: steps in place, whole or not at all; several threads compute the same bits as one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.tensors import buffers, limits
+from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK, Finite, Threads
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.limits import Room
+from p2p_diloco.tensors.mean import weighted_mean
 from p2p_diloco.tensors.outer import OuterOptimizer
 from p2p_diloco.tensors.outer_state import OuterState, digest, joined
 
@@ -181,25 +183,6 @@ def test_theta_stays_in_its_memory() -> None:
     assert not torch.equal(theta, drawn(0))
 
 
-def test_a_staged_slice_steps_and_is_adopted_apart_from_the_present_one() -> None:
-    donor, made = OuterState(LAYOUT, NESTEROV, drawn(0)), OuterState(LAYOUT, NESTEROV, drawn(5))
-    mean = encode(torch.ones(SIZE), "fp32")
-    donor.step(0, donor.slices[0], mean, "fp32")
-    staged = made.stage(0, joined(donor.slices[0].export()))
-    assert staged.digest() == donor.slices[0].digest()
-    made.step(0, made.slices[0], mean, "fp32")
-    for one, held in ((donor, donor.slices[0]), (made, staged)):
-        one.step(0, held, mean, "fp32")
-    assert made.slices[0].digest() != donor.slices[0].digest()
-    made.adopt(0, staged)
-    assert made.slices[0].digest() == donor.slices[0].digest()
-    own = made.stage(1, joined(donor.slices[1].export()), in_place=True)
-    assert own is made.slices[1]
-    assert own.digest() == donor.slices[1].digest()
-    made.adopt(1, own)
-    assert own.digest() == donor.slices[1].digest()
-
-
 def test_a_state_that_is_not_one_is_not_staged() -> None:
     made = OuterState(LAYOUT, NESTEROV, drawn(0))
     raw = joined(made.slices[0].export())
@@ -269,3 +252,59 @@ def test_what_lies_where_counts():
     assert digest(torch.cat([a, b]), {}) != digest(a, {"x": b})
     assert digest(a, {}) != digest(a, {"x": torch.empty(0)})
     assert digest(torch.tensor([0.0]), {}) != digest(torch.tensor([-0.0]), {})
+
+
+# -- threads
+
+
+NUMEL = 1000
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small slice has several."""
+    monkeypatch.setattr("p2p_diloco.tensors.flat.BLOCK", 128)
+    monkeypatch.setattr("p2p_diloco.tensors.outer_state.BLOCK", 128)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("count", [1, 2, 3, 64])
+@pytest.mark.parametrize("numel", [1, 128, 129, NUMEL])
+def test_ranges_cover_all_elements_once(count: int, numel: int) -> None:
+    """Each element is in one range, whatever the number of threads; no more ranges than threads."""
+    seen, ranges = torch.zeros(numel), []
+
+    def work(place: slice) -> None:
+        seen[place] += 1
+        ranges.append(place)
+
+    Threads(count).over(numel, work)
+    assert bool((seen == 1).all())
+    assert len(ranges) <= count
+    assert all(place.start % 128 == 0 for place in ranges)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("codec", ["bf16", "fp32", "int8"])
+@pytest.mark.parametrize("aggregation", ["mean", "clip", "centered_clip"])
+def test_a_mean_has_the_same_bits(codec: str, aggregation: str) -> None:
+    """Also with a codec whose bytes can't be divided."""
+    torch.manual_seed(0)
+    given = [(f"p{i}", 1.0 + i, codecs.encode(torch.randn(NUMEL) * (1 + i), codec)) for i in range(4)]
+    alone, together = (
+        weighted_mean(given, codec, NUMEL, torch.bfloat16, aggregation, Threads(count))  # type: ignore[arg-type]
+        for count in (1, 3)
+    )
+    assert torch.equal(alone, together)
+
+
+def test_an_error_of_any_thread_comes_after_all_are_done() -> None:
+    """No thread goes on using memory that the caller takes back."""
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("here")
+
+    with pytest.raises(RuntimeError, match="here"):
+        Threads(2).all(lambda: done.append(1), fail, lambda: done.append(2))
+    assert done == [1, 2]
