@@ -305,21 +305,6 @@ def test_a_second_signal_ends_the_closing_too(received: list[int]) -> None:
     assert received == [signal.SIGTERM]
 
 
-def test_without_a_signal_it_returns_or_raises(received: list[int]) -> None:
-    """As `asyncio.run` does, and signals do what they did."""
-    before = handlers()
-
-    async def work(number: int) -> int:
-        await asyncio.sleep(0)
-        return 7 // number
-
-    assert run(work(1)) == 7
-    with pytest.raises(ZeroDivisionError):
-        run(work(0))
-    assert handlers() == before
-    assert received == []
-
-
 def test_what_is_ignored_stays_ignored() -> None:
     """A shell's background job has no SIGINT, `nohup` none of its own; neither the block nor the loop gives it one."""
 

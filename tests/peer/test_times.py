@@ -212,43 +212,6 @@ def test_fragments_are_sent_by_time_in_turn() -> None:
     assert peer.node.contributed()[-1]["every"] == 10
 
 
-@pytest.mark.parametrize("step_s", [1.0, 2.0, 5.0])
-def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
-    """A result is merged when `overlap_steps` of the fastest peer's steps are over, after a step at least; rounds are
-    as long as without."""
-    peer = Paced(step_s, overlap_steps=5, merge="rebase")
-    assert peer.round() == ROUND_S / step_s
-    while peer.hook.standing.metrics.sync_count == 1:
-        peer.step()
-    assert peer.clock.now == ROUND_S + 5.0 // step_s * step_s
-    for _ in range(3):
-        peer.round()
-    assert peer.clock.now == 4 * ROUND_S
-
-
-def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
-    """H for each commit, and own steps since: also where a peer makes a fifth of H, misses a round, or is nudged."""
-    peer, seen = Paced(5.0), [0]
-
-    def go(times: int) -> None:
-        for _ in range(times):
-            peer.step()
-            seen.append(peer.hook.standing.global_step)
-
-    go(12)
-    assert peer.hook.standing.global_step == 4 * H
-    go(2)
-    peer.node.epochs[0] += 1  # a round without this peer
-    peer.node.memory.changed = peer.node.memory.changed + 1
-    go(1)
-    peer.node.releases = [False, True]
-    go(6)
-    peer.node.memory.goal = 8
-    go(8)
-    assert seen == sorted(seen)
-    assert peer.hook.standing.global_step >= H * sum(peer.node.epochs)
-
-
 def changes_h(peer: Paced, every: int) -> None:
     """A round closes without this peer, and the state has another H from then on."""
     node = peer.node

@@ -1,5 +1,5 @@
-"""A model's card: what it says of the model, and that a card from a stranger does no harm. A written model loads as what
-it was: names, tied parameters, buffers, dtypes; and nothing is overwritten."""
+"""A model's card: what it says of the model, and that a card from a stranger does no harm. A written model loads as
+what it was: names, tied parameters, buffers, dtypes; and nothing is overwritten."""
 
 from __future__ import annotations
 

@@ -195,6 +195,38 @@ def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
     torch.testing.assert_close(feedback.residual, before)
 
 
+@pytest.mark.parametrize("counted", [id(2), id(3)])
+def test_what_was_sent_without_the_residual_took_none_along(counted: ContributionId) -> None:
+    """Whichever of the two is counted: the one before it, with the residual, leaves what it lost; it itself nothing,
+    also if its lineage loses."""
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
+    feedback.merge(COUNTED, id(1))
+    before, delta = feedback.residual.clone(), torch.randn(NUMEL)
+    decoded = sent(feedback, delta, "e3m0", id(2))
+    feedback.sent_apart(id(3))
+    if counted == id(2):
+        feedback.merge(Outcome(dropped=PART), counted)
+        assert torch.equal(feedback.residual, before + delta - decoded)
+        return
+    feedback.merge(COUNTED, counted)
+    assert torch.equal(feedback.residual, before)
+    feedback.merge(Outcome(dropped=LEFT), id(1))
+    assert torch.equal(feedback.residual, before)
+
+
+def test_contributions_with_and_without_the_residual_are_distinguished() -> None:
+    """An older contribution is counted that took none along: the residual stays to be sent."""
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
+    feedback.merge(COUNTED, id(1))
+    before = feedback.residual.clone()
+    feedback.sent_apart(id(2))
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(3))
+    feedback.merge(Outcome(dropped=PART), id(2))
+    assert torch.equal(feedback.residual, before)
+
+
 def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None:
     feedback, _, _ = given_up("e3m0")
     sent(feedback, torch.randn(NUMEL), "e3m0", id(4))

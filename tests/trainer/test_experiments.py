@@ -17,7 +17,6 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
 PARTS = ("setting", "task", "member", "virtual", "processes", "lab")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in (*PARTS, "all"))
-UNLIKE = (0.58, 0.75, 1.51, 3.33)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +75,6 @@ def test_all_makes_every_experiment(lab: SimpleNamespace) -> None:
 def test_a_run_depends_on_its_arguments_alone(lab: SimpleNamespace) -> None:
     drawn = {"peers": 3, "drop": 0.3, "kill_every_s": 10.0}
     assert run(lab, length=8, **drawn) == run(lab, length=8, **drawn) != run(lab, length=8, seed=1, **drawn)
-
-
-def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNamespace) -> None:
-    """Virtual time: 16 steps of each peer, by the slowest one's clock; asynchronously the fast ones make more."""
-    unlike: dict[str, Any] = {"peers": 4, "step_s": UNLIKE, "length": 16}
-    patient = import_module("unlike").PATIENT
-    waits = run(lab, run=patient, **unlike)
-    free = run(lab, run={"mode": "async", "dn_buffer_size": 4, "dylu": True, **patient}, **unlike)
-    timed = run(lab, run={"pace": "time", "sync_every": 20, **patient}, **unlike)
-    assert waits.time_s == pytest.approx(16 * UNLIKE[3], rel=0.05)
-    assert max(free.time_s, timed.time_s) < 0.5 * waits.time_s
 
 
 @pytest.mark.parametrize("name", ["real", "unlike_real"])

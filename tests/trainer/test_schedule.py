@@ -20,17 +20,6 @@ def test_a_line_up_and_half_a_cosine_down(step: int, rate: float) -> None:
     assert _rate(step) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("step", [0, 9, 10, 60, 110])
-def test_a_newcomer_rises_to_the_runs_rate_in_its_own_first_steps(step: int) -> None:
-    """However far the run has gone: a tenth of what the others have, then two tenths, from its tenth step on all."""
-    others = learning_rate(step, own_step=1000, horizon=110, peak=2.0, warmup_steps=10, min_ratio=0.1)
-    rates = [
-        learning_rate(step, own_step=own, horizon=110, peak=2.0, warmup_steps=10, min_ratio=0.1)
-        for own in (0, 4, 8, 9, 10, 50)
-    ]
-    assert rates == pytest.approx([others * share for share in (0.1, 0.5, 0.9, 1, 1, 1)])
-
-
 def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
     assert _rate(10, horizon=10) == 2.0
     assert _rate(11, horizon=5) == pytest.approx(0.2)
