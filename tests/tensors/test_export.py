@@ -232,6 +232,22 @@ def with_config(model: Any) -> Any:
     return model
 
 
+def test_hf_is_cut_into_files_with_an_index(tmp_path: Path) -> None:
+    """Each tensor is in the file that the index names, and the configuration names the dtype of the parameters."""
+    names = written(tmp_path, "hf", "float16", model=with_config(Tied()), part_bytes=60)
+    parts_written = [name for name in names if name.startswith("model-")]
+    assert len(parts_written) > 1
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    found: dict[str, Tensor] = {}
+    for part in parts_written:
+        tensors = safetensors.torch.load_file(tmp_path / part)
+        assert {index["weight_map"][name] for name in tensors} == {part}
+        found |= tensors
+    assert found.keys() == expected(Tied()).keys() - {"head.weight"}
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in found.values())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float16"
+
+
 def test_hf_needs_a_configuration_and_all_values(tmp_path: Path) -> None:
     """A folder that `from_pretrained` would fill up with random values is never written."""
     with pytest.raises(ConfigError, match=r"--format=hf needs the model's config\.json"):

@@ -13,7 +13,7 @@ from p2p_diloco.tensors import buffers, limits
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.flat import BLOCK, Finite, Threads
+from p2p_diloco.tensors.flat import BLOCK, Finite, Threads, pseudo_gradient
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.mean import weighted_mean
@@ -308,3 +308,10 @@ def test_an_error_of_any_thread_comes_after_all_are_done() -> None:
     with pytest.raises(RuntimeError, match="here"):
         Threads(2).all(lambda: done.append(1), fail, lambda: done.append(2))
     assert done == [1, 2]
+
+
+def test_descending_along_the_pseudo_gradient_goes_to_where_the_peer_is():
+    """The sign: θ_base − Δ is θ; the flipped one diverges."""
+    out = torch.empty(1)
+    pseudo_gradient(torch.tensor([1.0]), torch.tensor([0.5]), out)
+    assert out.item() == 0.5
