@@ -226,15 +226,6 @@ def test_a_checkpoint_tells_its_size(tmp_path: Path) -> None:
         size_of(tmp_path / "nothing")
 
 
-def test_without_transformers_a_config_is_an_error_that_names_params(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"needs transformers.*--params"):
-        size_of(tmp_path)
-
-
 # -- steps that are measured
 
 

@@ -284,9 +284,3 @@ def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         written(tmp_path, "safetensors", replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(ConfigError, match="can't be a folder for the model"):
-        written(tmp_path / "x", "safetensors")
