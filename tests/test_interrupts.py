@@ -23,16 +23,6 @@ from p2p_diloco.interrupts import ENDING, Interrupts, run, unwound_by_signals
 
 SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
 """A module that receives a signal while it is loaded."""
-SCRIPT = """
-import os, time
-from p2p_diloco.interrupts import Interrupts
-try:
-    with Interrupts():
-        os.kill(os.getpid(), 2)
-        time.sleep(10)
-except KeyboardInterrupt:
-    struck = True
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -83,13 +73,6 @@ def test_a_signal_waits_until_a_text_is_executed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "executing"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (77, "")
-
-
-def test_an_imported_script_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that another one imports can be interrupted."""
-    (tmp_path / "imported_script.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert __import__("imported_script").struck
 
 
 def test_a_signal_swallowed_by_a_finaliser_is_raised_again(capsys: pytest.CaptureFixture[str]) -> None:

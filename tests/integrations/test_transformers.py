@@ -64,16 +64,6 @@ def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) ->
     assert model.mean.item() == model.weight.item()
 
 
-def test_evaluations_and_checkpoints_of_each_epoch_are_of_the_global_parameters(tmp_path: Path) -> None:
-    """An epoch has ten steps here. Training goes on with the peer's own parameters after each."""
-    _, model, peer = trained(tmp_path, 20, eval_strategy="epoch", save_strategy="epoch")
-    assert sorted({step for step, _ in model.evaluated}) == [10, 20]
-    assert {value for _, value in model.evaluated} == {GLOBAL}
-    assert load_file(tmp_path / "checkpoint-10" / "model.safetensors")["weight"].item() == GLOBAL
-    assert model.trained[10][0] not in (1.0, GLOBAL)
-    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
-
-
 def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path) -> None:
     """A checkpoint within the run, and the one at its end. A Trainer that resumes gives the counters to its peer, which
     is in the run already."""

@@ -122,18 +122,22 @@ def test_the_ranks_are_one_model_to_the_bit(
     one, bases = LocalModel(model, layout, theta, old, mine, share=0.25), Bases(layout, theta, old)
     world, copied = parts * (copies or 1), copies or 1
     ranks: list[tuple[Rank, nn.Module, LocalModel | FarModel]] = []
+    spoken = torch.zeros(layout.numel, dtype=torch.int)
     for index in range(world):
         rank = Rank(index, world)
         memory = theta, old, theirs
         distant = index > 0 and data.draw(st.booleans(), f"rank {index} is on another host")
         with as_rank(index, world):
             part = sharded(values, rank, frozenset({"p0"}), copies)
+            for extent in extents_of(part, layout, rank):
+                spoken[extent.start : extent.stop] += extent.speaks
             if distant:
                 memory = tuple(torch.zeros(3, layout.numel))
             local: LocalModel | FarModel = LocalModel(part, layout, *memory, rank=rank, share=0.25)
             if distant:
                 local = FarModel(local, Served(theta=theta, delta=theirs), *memory)  # type: ignore[arg-type]
             ranks.append((rank, part, local))
+    assert spoken.tolist() == [1] * layout.numel, "one rank speaks for each element"
     for _, _, local in ranks:
         local.write_theta()
     begun = theta.clone()

@@ -162,26 +162,6 @@ def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype)
     assert not delta.any()
 
 
-def test_global_values_take_the_models_shape() -> None:
-    """The global parameters come under every name of a tied one, in the parameters' dtypes; the rest is the
-    model's."""
-    model = Model(torch.bfloat16)
-    layout = Layout.build(specs_of(model))
-    theta = torch.arange(float(layout.numel))
-    local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel))
-    state = with_global_values(model, local.global_values())
-    assert state.keys() == model.state_dict().keys()
-    assert state["a"].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert state["tied"].tolist() == state["a"].tolist()
-    assert state["b"].dtype == torch.bfloat16
-    assert torch.equal(state["frozen"], model.frozen)
-    state["seen"].fill_(0)
-    state["a"].fill_(0)
-    assert model.seen.item() == 3.0
-    assert theta[1] == 1.0
-    model.load_state_dict(state)
-
-
 _EXCHANGE = """
 import os, torch
 from p2p_diloco.peer.local import LocalModel

@@ -151,21 +151,6 @@ def test_unlike_speeds_end_together() -> None:
     assert [peer.hook.standing.metrics.sync_every for peer in peers] == [20, 10, 4]
 
 
-def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
-    """Another program takes the device after eight of ten steps: the peer stops when the time is up. In the next round
-    the steps that are usual are still quick ones, so that the last one ends late; the one after has as many as fit."""
-    peer = Paced(2.0)
-    peer.round()
-    peer.step(8)
-    peer.step_s = 8.0
-    assert peer.round() == 1
-    assert peer.clock.now == 2 * ROUND_S + 4.0
-    assert peer.round() == 3
-    assert peer.round() == 2  # 16 of 20 s: for 24 the others would wait
-    peer.step_s = 2.0
-    assert peer.round() == 10
-
-
 def test_a_pause_takes_time_of_the_round() -> None:
     """The others' steps go on meanwhile, so the next one here may be the last; it is no step's time."""
     peer = Paced(2.0)
