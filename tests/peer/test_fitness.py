@@ -328,3 +328,22 @@ def test_a_change_after_the_last_step_is_no_training(
         model[1].weight.add_(1.0)
     peer.close()
     assert caplog.text == ""
+
+
+def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
+    no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that a merge has loaded are no training, and steps that come now and then are counted."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(no_node, watch, (model, optimizer))
+    for _ in range(3):
+        with watch.merging(), torch.no_grad():
+            model[1].weight.add_(1.0)
+        for _ in range(2 * ASKED):
+            assert not peer.finished
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
+        watch.step()
+    peer.close()
+    assert caplog.text == ""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, NodeDied
@@ -116,6 +117,20 @@ def test_without_a_last_exchange_uncounted_steps_are_named(
     assert [warning.split()[0] for warning in warnings(caplog)] == ["3"] * warns
     assert all((why or "on_exit=warn") in warning for warning in warnings(caplog))
     assert node.answer_s == (AT_ONCE_S if why else 60.0)  # a node that hangs is given up soon
+
+
+def test_after_the_runs_end_there_is_nothing_to_count(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that has ended counts no more progress: no exchange, no warning, and the model gets the last state."""
+    hook, node, model = hooked()
+    step(hook, model, 4)
+    node.memory.finished = 1
+    with torch.no_grad():
+        model.u.add_(9.0)
+    node.memory.steps += 1
+    leaves(hook)
+    assert len(node.contributed()) == 1
+    assert model.u.tolist() == node.memory.theta[:2].tolist()
+    assert warnings(caplog) == []
 
 
 def test_which_ends_are_normal() -> None:
