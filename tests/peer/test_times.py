@@ -48,6 +48,7 @@ def test_where_the_time_goes(overlap_steps: int) -> None:
     assert times["hidden_time_s"] == (4.0 if overlap_steps else 0.0)
     assert times["hidden_transfer_time_s"] == (3.0 if overlap_steps else 0.0)
     assert times["total_sync_time_s"] == times["waiting_time_s"] - 0.25 + times["hidden_time_s"]
+    assert times["total_sync_time_s"] == 2 * hook.standing.metrics.last_sync_time_s
     assert node.memory.last_round is not None
     *seconds, ended = astuple(node.memory.last_round)
     assert seconds == [4.0, 0.75, 2.25, 1.0, 0.5, 0.5, 2.0 if overlap_steps else 0.0]
