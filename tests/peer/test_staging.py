@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -129,50 +130,15 @@ def test_staged_parameters_come_out_like_those_in_place(
     assert torch.equal(here[2], there[2])
 
 
-class PlayedCuda:
-    """What `CudaCopies` uses of torch.cuda, with a log in place of a device."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        log = self.log
-
-        class Stream:
-            def __init__(self, device: object = None) -> None:
-                self.name = "side" if device is not None else "training"
-
-            def wait_stream(self, other: Stream) -> None:
-                log.append(f"{self.name} waits for {other.name}")
-
-            def __enter__(self) -> None:
-                log.append(f"on {self.name}")
-
-            def __exit__(self, *_: object) -> None:
-                log.append("off")
-
-        class Event:
-            def record(self, stream: Stream) -> None:
-                log.append(f"recorded on {stream.name}")
-
-            def synchronize(self) -> None:
-                log.append("waited for")
-
-        self.Stream, self.Event = Stream, Event
-        self._training = Stream()
-
-    def stream(self, stream: Any) -> Any:
-        return stream
-
-    def current_stream(self, device: object) -> Any:
-        return self._training
-
-
 def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The side stream begins after the trainer's kernels, each copy is made on it and marked by an event that the host
     waits for, and the trainer's next kernels come after the last copy."""
-    played = PlayedCuda()
+    cuda = MagicMock()
     for name in ("Stream", "Event", "stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(played, name))
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     copies = CudaCopies(torch.device("cuda", 0))
+    side, training = cuda.Stream.return_value, cuda.current_stream.return_value
+    cuda.reset_mock()
     vector, host = torch.ones(4), torch.zeros(4)
     copies.begin()
     copies.fetch(0, host, vector)
@@ -180,8 +146,11 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     copies.store(0, host.mul_(3), vector)
     copies.end()
     assert vector.tolist() == [3.0] * 4
-    made = ["on side", "off", "recorded on side"]
-    assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
+    block = [call.stream(side), call.stream().__enter__(), call.stream().__exit__(None, None, None)]
+    made = [*block, call.Event().record(side)]
+    device = call.current_stream(torch.device("cuda", 0))
+    before, after = call.Stream().wait_stream(training), call.current_stream().wait_stream(side)
+    assert cuda.mock_calls == [device, before, *made, call.Event().synchronize(), *made, device, after]
 
 
 @pytest.mark.parametrize(("used", "told"), [(True, (8, 10 + 160)), (False, (0, 0))])
