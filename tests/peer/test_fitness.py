@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -314,26 +314,11 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
-def test_a_change_after_the_last_step_is_no_training(
-    no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A wrapper moves the weights once more, or the program loads others, and then leaves."""
-    model, optimizer = parts()
-    watch = Watch(model, optimizer)
-    peer = entered(no_node, watch, (model, optimizer))
-    watch.step()
-    with watch.merging(), torch.no_grad():
-        model[1].weight.add_(1.0)
-    with torch.no_grad():
-        model[1].weight.add_(1.0)
-    peer.close()
-    assert caplog.text == ""
-
-
 def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
     no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Values that a merge has loaded are no training, and steps that come now and then are counted."""
+    """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
+    a wrapper moves the weights once more, or the program loads others, and then leaves."""
     model, optimizer = parts()
     watch = Watch(model, optimizer)
     peer = entered(no_node, watch, (model, optimizer))
@@ -345,5 +330,8 @@ def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
         with torch.no_grad():
             model[1].weight.add_(1.0)
         watch.step()
+    for loading in (watch.merging(), nullcontext()):
+        with loading, torch.no_grad():
+            model[1].weight.add_(1.0)
     peer.close()
     assert caplog.text == ""
