@@ -65,6 +65,7 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     is then made at once."""
     hook, node, model = hooked(fragments=2, overlap_steps=2, merge="rebase")
     step(hook, model, 4)
+    assert hook.standing.global_step == 4
     assert [c["fragment"] for c in node.contributed()] == [0, 1]
     assert hook.standing.metrics.sync_count == 1
     node.memory.goal = 3

@@ -77,6 +77,18 @@ def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
     assert restore([optimizer], tmp_path / "checkpoint-11") == {}
 
 
+def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a file, or for another model's optimizer, the inner optimizer starts fresh, and the log says so. The
+    counters are the peer's own, so they come back."""
+    _, optimizer = trained(1)
+    with caplog.at_level(logging.WARNING):
+        assert restore([optimizer], tmp_path / "checkpoint-1") == {}
+        save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 1})
+        other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+        assert restore([other], tmp_path / "checkpoint-1") == {"local_step": 1}
+    assert caplog.text.count("starts without a saved state") == 2
+
+
 def test_an_optimizer_whose_state_cant_be_read_trains_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """ZeroRedundancyOptimizer has its state on all ranks, and raises."""
 

@@ -353,6 +353,21 @@ def test_a_short_dtype_loses_nothing_of_what_does_not_change() -> None:
     assert one.sends()[:2] == [one.theta[1].item(), 1.5]
 
 
+def test_a_state_dict_has_the_global_values_in_the_models_dtypes() -> None:
+    """Those loaded last, not the newest and not the model's own; after leaving, too."""
+    one = trainer(0.5, 1.0, 3)
+    one.model.has(0.75, 2.0, 4)
+    kept = one.becomes(0.25, 1.5, 9)
+    for _ in range(2):
+        state = with_global_values(one.model, one.local.global_values(kept))
+        assert state["norm.running_mean"].tolist() == [0.5]
+        assert state["norm.running_var"].dtype == torch.float32
+        assert state["norm.num_batches_tracked"].item() == 3
+        assert state["norm.num_batches_tracked"].dtype == torch.int64
+        one.local.keep_values(kept)
+    assert one.model.held == (0.75, 2.0, 4)
+
+
 @pytest.mark.parametrize("now", [None, torch.zeros(2), torch.zeros(1, dtype=torch.int64)])
 def test_a_buffer_may_not_change_its_shape_or_kind(now: Tensor | None) -> None:
     one = trainer()

@@ -114,3 +114,21 @@ def test_weights(weighting: str, first: float, again: float) -> None:
     assert story.sends() == (first, 40)
     assert story.lands(KEPT) == [ALL]
     assert story.sends() == (again, 0)
+
+
+def test_steps_are_settled_once_every_fragment_has_counted_them() -> None:
+    """Sent steps are settled by the state that counts them in the last fragment, not by the sending. Dropped steps are
+    settled too."""
+    story = Story()
+    story.trains(4)
+    story.sends(0)
+    story.lands(COUNTED)
+    assert story.record.settled == 0
+    story.sends(1)
+    story.lands(KEPT, KEPT)
+    assert story.record.settled == 0
+    story.merges(KEPT, COUNTED)
+    assert story.record.settled == 4
+    story.trains(2)
+    story.merges(OLD, LEFT)
+    assert story.record.settled == 6
