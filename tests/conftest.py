@@ -42,10 +42,7 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, plain)
 
 
-COMMANDS = {
-    "worlds": ["tests.sim.worlds", "--seeds", "60", "--first", "1076"],
-    "types": ["mypy", "--strict"],
-}
+COMMANDS = {"worlds": ["tests.sim.worlds", "--seeds", "60", "--first", "1076"], "types": ["mypy", "--strict"]}
 """Commands that run in parallel to all tests, by the name of the fixture that reads their result."""
 
 

@@ -109,20 +109,17 @@ def with_examples(text: str) -> str:
     return re.sub(blocks, lambda found: found[1] + (ROOT / found[2]).read_text() + found[3], text, flags=re.DOTALL)
 
 
-def test_the_page_on_frameworks_shows_the_examples() -> None:
-    """Each block of code on the page is an example, of 60 lines at most; `python tests/test_docs.py` writes them."""
+def test_pages_show_the_examples() -> None:
+    """Each block of code on the page about frameworks is an example, of 60 lines at most; `python tests/test_docs.py`
+    writes them. `tests/real/test_data_nodes.py` runs the one about data nodes."""
+    for page in (FRAMEWORKS, DATA):
+        assert page.read_text() == with_examples(page.read_text())
+    assert "<!-- examples/data_node.py -->" in DATA.read_text()
     text = FRAMEWORKS.read_text()
-    assert text == with_examples(text)
     shown_there = re.findall(r"<!-- (examples/\S+) -->\n```python", text)
     assert len(shown_there) == 3
     assert text.count("```python") == 4  # and the few lines on shared data, which tests/integrations have
     assert all(len((ROOT / name).read_text().splitlines()) <= 60 for name in shown_there)
-
-
-def test_the_page_on_data_shows_the_example_of_data_nodes() -> None:
-    """`tests/real/test_data_nodes.py` runs it."""
-    assert DATA.read_text() == with_examples(DATA.read_text())
-    assert "<!-- examples/data_node.py -->" in DATA.read_text()
 
 
 # -- links
@@ -260,27 +257,18 @@ def test_the_reading_path_is_short() -> None:
     most."""
     page = (ROOT / "docs/reading.md").read_text()
     rows = re.findall(r"^\| \d+ \| `(\S+)` \| ([^|]+) \|", page, re.MULTILINE)
-    lines = [_lines_of(ROOT / "p2p_diloco" / name, re.findall(r"`(\S+?)`", parts)) for name, parts in rows]
     assert {"peer", "node", "core", "tensors"} == {name.split("/")[0] for name, _ in rows}
     assert 10 < len(rows) <= 25
-    assert sum(lines) <= 2200
-    assert round(sum(lines), -2) == int(re.findall(r"([\d,]+) lines", page)[0].replace(",", ""))
-
-
-def _lines_of(file: Path, parts: list[str]) -> int:
-    """The number of lines of a file's functions, methods and classes with these names; of all if none is named."""
-    text = file.read_text()
-    if not parts:
-        return len(text.splitlines())
-    made = {}
-    for one in ast.parse(text).body:
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            made[one.name] = one
-            inner = one.body if isinstance(one, ast.ClassDef) else []
-            made |= {
-                f"{one.name}.{it.name}": it for it in inner if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
-    return sum((made[part].end_lineno or 0) - made[part].lineno + 1 for part in parts)
+    lines = 0
+    for name, parts in rows:
+        text = (ROOT / "p2p_diloco" / name).read_text()
+        tree, named = ast.parse(text), re.findall(r"`(\S+?)`", parts)
+        spans = {"": (1, len(text.splitlines()))}
+        for outer, one in [("", tree), *((f"{one.name}.", one) for one in tree.body if isinstance(one, ast.ClassDef))]:
+            spans |= {outer + it.name: (it.lineno, it.end_lineno) for it in one.body if hasattr(it, "name")}
+        lines += sum(spans[part][1] - spans[part][0] + 1 for part in named or [""])
+    assert lines <= 2200
+    assert round(lines, -2) == int(re.findall(r"([\d,]+) lines", page)[0].replace(",", ""))
 
 
 @pytest.mark.real

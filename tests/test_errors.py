@@ -47,16 +47,12 @@ def test_an_error_survives_the_channel(error: P2PDilocoError) -> None:
     assert vars(back) == vars(error)
 
 
-def test_every_kind_is_tried_above() -> None:
-    """A new error class must be added to the test of the channel."""
-    assert {type(error) for error in EVERY_KIND} == set(errors._tree(P2PDilocoError))
-
-
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    """Names, exit codes and parents in the drawing are those of the classes."""
-    assert errors.__doc__ is not None
-    for kind in errors._tree(P2PDilocoError):
-        (line,) = [line for line in errors.__doc__.splitlines() if f" {kind.__name__} " in f" {line} "]
+def test_every_kind_is_tried_above_and_drawn() -> None:
+    """Names and exit codes in the docstring's drawing are those of the classes."""
+    kinds = set(errors._tree(P2PDilocoError))
+    assert {type(error) for error in EVERY_KIND} == kinds
+    for kind in kinds:
+        (line,) = [line for line in (errors.__doc__ or "").splitlines() if f" {kind.__name__} " in f" {line} "]
         assert f"exit {kind.exit_code}" in line
 
 
@@ -66,28 +62,23 @@ def test_a_sentence_names_key_value_and_mend() -> None:
     assert str(error) == "sync_every=0 must be at least 1; choose e.g. 500"
 
 
-def test_a_mismatch_shows_both_values() -> None:
-    """A refused joiner sees the run's value beside its own, for each key."""
-    text = str(ConfigMismatch([("sync_every", 500, 100), ("nesterov", True, False)], run_id="main"))
-    assert "sync_every (the run's 500 / yours 100)" in text
-    assert "nesterov (the run's on / yours off)" in text
-
-
 def test_keys_can_be_spelled_otherwise() -> None:
     """Where a user writes settings in another way, the sentence can, too; the error itself is unchanged."""
     for error in EVERY_KIND:
         before = str(error)
         assert error.spelled(str) == before == str(error)
         assert not error.key or error.spelled(str.upper).startswith(error.key.upper())
-    assert "SYNC_EVERY (the run's 500" in ConfigMismatch([("sync_every", 500, 1)], run_id="a").spelled(str.upper)
 
 
-def test_a_long_list_is_cut() -> None:
-    """A model that differs everywhere still gives one readable sentence."""
-    error = ModelMismatch([f"layer {index}" for index in range(100)], run_id="main")
-    assert "layer 7 and 92 more" in str(error)
-    assert "layer 8" not in str(error)
-    assert len(error.differences) == 100
+def test_a_mismatch_shows_both_values() -> None:
+    """A refused joiner sees the run's value beside its own, for each key, and a readable part of a long list."""
+    mismatch = ConfigMismatch([("sync_every", 500, 100), ("nesterov", True, False)], run_id="main")
+    assert "sync_every (the run's 500 / yours 100), nesterov (the run's on / yours off)" in str(mismatch)
+    assert "SYNC_EVERY (the run's 500" in mismatch.spelled(str.upper)
+    long = ModelMismatch([f"layer {index}" for index in range(100)], run_id="main")
+    assert "layer 7 and 92 more" in str(long)
+    assert "layer 8" not in str(long)
+    assert len(long.differences) == 100
 
 
 @pytest.mark.parametrize("wire", [{}, {"error": "NoSuchError"}, {"error": "ModelMismatch"}, {"error": 3, "wrong": 4}])

@@ -23,16 +23,6 @@ from p2p_diloco.interrupts import ENDING, Interrupts, run, unwound_by_signals
 
 SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
 """A module that receives a signal while it is loaded."""
-SCRIPT = """
-import os, time
-from p2p_diloco.interrupts import Interrupts
-try:
-    with Interrupts():
-        os.kill(os.getpid(), 2)
-        time.sleep(10)
-except KeyboardInterrupt:
-    struck = True
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +75,6 @@ def test_a_signal_waits_until_a_text_is_executed(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (77, "")
 
 
-def test_an_imported_script_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that another one imports can be interrupted."""
-    (tmp_path / "imported_script.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert __import__("imported_script").struck
-
-
 def test_a_signal_swallowed_by_a_finaliser_is_raised_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Python drops what a finaliser raises and prints it, though the signal has nothing to do with the finaliser."""
 
@@ -120,18 +103,6 @@ def test_other_swallowed_exceptions_are_reported_as_before(monkeypatch: pytest.M
         Finalised()
     assert told == [ValueError]
     monkeypatch.undo()
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """Under nohup, or in a shell's background."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with Interrupts() as interrupts:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-        assert interrupts.received == []
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("context", [Interrupts, unwound_by_signals])
@@ -317,31 +288,20 @@ def test_a_second_signal_ends_the_closing_too(received: list[int]) -> None:
     assert received == [signal.SIGTERM]
 
 
-def test_without_a_signal_it_returns_or_raises(received: list[int]) -> None:
-    """As `asyncio.run` does, and signals do what they did."""
-    before = handlers()
-
-    async def work(number: int) -> int:
-        await asyncio.sleep(0)
-        return 7 // number
-
-    assert run(work(1)) == 7
-    with pytest.raises(ZeroDivisionError):
-        run(work(0))
-    assert handlers() == before
-    assert received == []
-
-
 def test_what_is_ignored_stays_ignored() -> None:
-    """A shell's background job has no SIGINT, `nohup` none of its own; the loop gives it none."""
+    """A shell's background job has no SIGINT, `nohup` none of its own; neither the block nor the loop gives it one."""
+
+    async def work() -> str:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.01)
+        return "went on"
+
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-
-        async def work() -> str:
-            signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(0.01)
-            return "went on"
-
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        assert interrupts.received == []
         assert run(work()) == "went on"
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:

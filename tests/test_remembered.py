@@ -91,20 +91,17 @@ def test_a_file_that_is_no_memory_is_none(text: str) -> None:
     assert remembered("r", [BOOT]) == [A]
 
 
-def test_a_folder_that_can_not_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    remember("r", [BOOT], [A])
-    assert remembered("r", [BOOT]) == []
-
-
-def test_without_a_home_folder_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a container's user without an entry in the user database."""
+def test_without_a_folder_that_can_be_written_nothing_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user without an entry in the user database has no home folder."""
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(module.Path, "home", homeless)
-    remember("r", [BOOT], [A])
-    assert remembered("r", [BOOT]) == []
+    (tmp_path / "file").touch()
+    for folder in (str(tmp_path / "file"), None):
+        monkeypatch.setenv("XDG_STATE_HOME", folder) if folder else monkeypatch.delenv("XDG_STATE_HOME")
+        remember("r", [BOOT], [A])
+        assert remembered("r", [BOOT]) == []

@@ -8,8 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -78,22 +77,14 @@ def test_letters_that_an_encoding_lacks_become_question_marks(monkeypatch: pytes
 
 # -- a program that `join` started
 
-
 OURS = logging.getLogger("p2p_diloco")
 
 
-@contextmanager
-def no_logging() -> Iterator[None]:
-    """A block in which the program has set up no logging."""
-    root = logging.getLogger()
-    before, ours, level = root.handlers[:], OURS.handlers[:], OURS.level
-    root.handlers[:], OURS.handlers[:] = [], []
+def forget_logging() -> None:
+    """As in a program that has set up none; each test's end restores the loggers."""
+    logging.getLogger().handlers[:] = []
+    OURS.handlers[:] = []
     OURS.setLevel(logging.NOTSET)
-    try:
-        yield
-    finally:
-        root.handlers[:], OURS.handlers[:] = before, ours
-        OURS.setLevel(level)
 
 
 def test_the_peer_leaves_the_file_that_join_looks_for(tmp_path: Path) -> None:
@@ -107,12 +98,12 @@ def test_the_peer_leaves_the_file_that_join_looks_for(tmp_path: Path) -> None:
 def test_a_command_without_logging_shows_our_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """From INFO on, on stderr; it stops when the command sets up logging later, so that no line comes twice."""
     monkeypatch.setattr(sys, "stderr", err := io.StringIO())
-    with no_logging():
-        show_log({JOINED_FILE: "x"})
-        OURS.info("one")
-        OURS.debug("two")
-        logging.basicConfig(stream=(own := io.StringIO()), level=logging.INFO)
-        OURS.info("three")
+    forget_logging()
+    show_log({JOINED_FILE: "x"})
+    OURS.info("one")
+    OURS.debug("two")
+    logging.basicConfig(stream=(own := io.StringIO()), level=logging.INFO)
+    OURS.info("three")
     assert " INFO p2p_diloco: one\n" in err.getvalue()
     assert "two" not in err.getvalue()
     assert "three" not in err.getvalue()
@@ -122,9 +113,9 @@ def test_a_command_without_logging_shows_our_log(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("environment", [{}, {JOINED_FILE: "x"}])
 def test_logging_of_the_command_stays_as_it_is(environment: dict[str, str]) -> None:
     """Outside a command of `join`, and where the command has set up logging, nothing is changed."""
-    with no_logging():
-        if environment:
-            logging.basicConfig(stream=io.StringIO(), level=logging.ERROR)
-        show_log(environment)
-        assert OURS.handlers == []
-        assert OURS.level == logging.NOTSET
+    forget_logging()
+    if environment:
+        logging.basicConfig(stream=io.StringIO(), level=logging.ERROR)
+    show_log(environment)
+    assert OURS.handlers == []
+    assert OURS.level == logging.NOTSET

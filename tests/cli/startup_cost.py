@@ -35,17 +35,9 @@ def start(folder: Path) -> dict[str, float]:
         try:
             assert boot.stdout is not None
             address = next(found[0] for line in boot.stdout if (found := ADDRESS.search(line)))
-            command = [
-                *program,
-                "join",
-                "--initial-peers",
-                address,
-                "--sync-every",
-                "50",
-                "--run-id",
-                str(time.time_ns()),
-            ]
-            return joined([*command, "--", sys.executable, "examples/minimal.py"], folder, environment)
+            flags = ["--initial-peers", address, "--sync-every", "50", "--run-id", str(time.time_ns())]
+            script = [sys.executable, "examples/minimal.py"]
+            return joined([*program, "join", *flags, "--", *script], folder, environment)
         finally:
             boot.send_signal(signal.SIGTERM)
 

@@ -32,23 +32,14 @@ FOUNDER = "# the first peer founds the run: there, add --found, or settings of t
 
 def test_the_join_line_has_the_public_address_first_and_loopback_apart() -> None:
     """The printed line can be pasted as it is; the line for other machines has no loopback address. A last line says
-    what the first peer needs."""
+    what the first peer needs. A script gets the identity, the addresses in the same order, and the line."""
+    here = ["# from this machine alone (loopback):", f"p2p-diloco join --initial-peers {LOOPBACK}", FOUNDER]
+    assert announcement([LOOPBACK], as_json=False).splitlines() == here
     assert announcement([LOOPBACK, PRIVATE, PUBLIC], as_json=False).splitlines() == [
         "# from other machines:",
         f"p2p-diloco join --initial-peers {PUBLIC} {PRIVATE}",
-        "# from this machine alone (loopback):",
-        f"p2p-diloco join --initial-peers {LOOPBACK}",
-        FOUNDER,
+        *here,
     ]
-    assert announcement([LOOPBACK], as_json=False).splitlines() == [
-        "# from this machine alone (loopback):",
-        f"p2p-diloco join --initial-peers {LOOPBACK}",
-        FOUNDER,
-    ]
-
-
-def test_json_has_the_same() -> None:
-    """A script gets the identity, the addresses in the same order, and the line."""
     assert json.loads(announcement([LOOPBACK, PUBLIC], as_json=True)) == {
         "peer_id": ID,
         "maddrs": [PUBLIC, LOOPBACK],

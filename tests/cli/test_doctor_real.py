@@ -1,27 +1,24 @@
-"""`doctor` with real peers: on loopback, and through a router with NAT (Linux, root, else skipped)."""
+"""`doctor` with real peers, on loopback."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.benchmarks.network import NoNetwork
 from p2p_diloco.cli.doctor.examination import examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
-from tests.cli.routed import INSIDE, OUTSIDE, Routed
 
 pytestmark = pytest.mark.real
 PROGRAM = [sys.executable, "-m", "p2p_diloco"]
@@ -36,9 +33,9 @@ main(sys.argv[1:])
 LIMIT_S = 80.0
 
 
-def bootstrap(prefix: Sequence[str], *flags: str) -> tuple[subprocess.Popen[str], list[str]]:
+def bootstrap() -> tuple[subprocess.Popen[str], list[str]]:
     """Start a bootstrap; its process and its addresses."""
-    process = subprocess.Popen([*prefix, *PROGRAM, "bootstrap", "--json", *flags], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*PROGRAM, "bootstrap", "--json"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())["maddrs"]
 
@@ -52,11 +49,10 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def doctor(*flags: str, prefix: Sequence[str] = (), **variables: str) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the report, and stderr of a doctor with these flags and environment variables."""
-    command = [*prefix, sys.executable, "-c", PATIENT, "doctor", "--json", *flags]
-    environment = {**os.environ, **variables}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+def doctor(*flags: str) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the report, and stderr of a doctor with these flags."""
+    command = [sys.executable, "-c", PATIENT, "doctor", "--json", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout), ended.stderr
 
@@ -69,7 +65,7 @@ def wrong(report: dict[str, Any]) -> dict[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def seed() -> Iterator[str]:
     """The address of a bootstrap on loopback."""
-    process, addresses = bootstrap(())
+    process, addresses = bootstrap()
     yield addresses[0]
     end(process)
 
@@ -93,7 +89,7 @@ def test_all_is_well_on_loopback(seed: str, tmp_path: Path) -> None:
 
 def test_a_bootstrap_that_hangs_is_told() -> None:
     """Its daemon still takes connections, but its process stands still: the report says so and ends."""
-    process, addresses = bootstrap(())
+    process, addresses = bootstrap()
     try:
         process.send_signal(signal.SIGSTOP)
         code, report, _ = doctor("--initial-peers", addresses[0])
@@ -116,9 +112,7 @@ def with_alice(invitation: Invitation | None = None) -> tuple[Report, str]:
     async def look() -> tuple[Report, str]:
         seed = await DhtPeer.create(PeerConfig())
         alice = await HivemindTransport.create(
-            DeafInbox(),
-            PeerConfig(run_id="r", initial_peers=seed.daemon.addresses),
-            invitation=invitation,
+            DeafInbox(), PeerConfig(run_id="r", initial_peers=seed.daemon.addresses), invitation=invitation
         )
         try:
             status = PeerStatus(
@@ -154,50 +148,3 @@ def test_a_private_runs_peers_are_visited_with_an_invitation() -> None:
     assert (link.name, link.way) == ("alice", None)
     assert ("peers", "ok") in {(name, found.verdict) for name, found in report.findings}
     assert "direct" not in {name for name, _ in report.findings}
-
-
-# -- through a router
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[tuple[Routed, str]]:
-    """A bootstrap on the machine outside, and its address."""
-    try:
-        network = Routed()
-    except NoNetwork as error:
-        pytest.skip(f"no network namespaces with NAT here: {error}")
-    try:
-        process, addresses = bootstrap(network.machine("outside"), "--host", "0.0.0.0", "--port", "31337")
-        yield network, next(address for address in addresses if OUTSIDE in address)
-        end(process)
-    finally:
-        network.close()
-
-
-def test_a_nat_and_its_forward_are_told(world: tuple[Routed, str]) -> None:
-    """A machine with local addresses alone gets the forward and the flags; with the forward announced it is well, as
-    far as it can be seen from inside."""
-    network, address = world
-    code, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
-    (found,) = wrong(report).values()
-    assert (code, found["name"], found["verdict"]) == (0, "reachable", "warn")
-    assert "private: no other peer can dial this one" in found["text"]
-    assert f"forward TCP port 31338 of the router to {INSIDE}:31338" in found["mend"]
-    assert "--announce-maddrs" in found["mend"]
-
-
-def test_large_packets_that_vanish_are_told(world: tuple[Routed, str]) -> None:
-    """The router's way out is narrow and says nothing: small messages pass, large ones stall. The mend that is named
-    mends it."""
-    network, address = world
-    network.narrow(1400)
-    try:
-        code, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
-        found = wrong(report)["transfer"]
-        assert (code, found["verdict"], "path MTU" in found["text"]) == (1, "bad", True)
-        assert "`sudo ip link set dev eth0 mtu 1280`" in found["mend"]
-        network.at("inside", "ip", "link", "set", "dev", "eth0", "mtu", "1280")
-        _, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
-        assert "transfer" not in wrong(report)
-    finally:
-        network.drop_no_more("router")

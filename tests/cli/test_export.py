@@ -57,13 +57,6 @@ def test_a_folder_in_use_is_refused_before_the_run_is_read(capsys: pytest.Captur
     assert f"--out={tmp_path} has config.json already; choose another folder, or replace them with --force" in told
 
 
-def test_the_built_in_trainer_observes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["join", "--role", "observer", "--initial-peers", ADDRESS])
-    assert ended.value.code == 2
-    assert "--role=observer trains nothing; read the model with" in capsys.readouterr().err
-
-
 def test_a_peers_ports_and_identity_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command may run beside a peer whose settings are in the environment."""
     for key, value in {"IDENTITY_PATH": "id.key", "DIRECT_PORT": "4001", "CHECKPOINT_DIR": "saved"}.items():

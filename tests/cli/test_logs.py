@@ -43,10 +43,11 @@ def test_json_is_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "auto"])
 def test_without_a_terminal_lines_are_plain(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither colours nor boxes reach a file."""
+    """Neither colours nor boxes reach a file. Rich has a column for the level, and its text is the message alone."""
     text = logged(form, monkeypatch)
     assert "INFO p2p_diloco.test: hello world\n" in text
     assert "\x1b" not in text
+    assert "INFO:p2p_diloco" not in logged("rich", monkeypatch)
 
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +80,3 @@ def test_lines_appear_above_what_is_drawn_live(form: str, monkeypatch: pytest.Mo
     with above(console):
         logging.getLogger("p2p_diloco.test").info("to a file")
     assert "to a file" not in out.getvalue()
-
-
-def test_the_level_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich's handler has a column for it, and its text is the message alone."""
-    assert "INFO:p2p_diloco" not in logged("rich", monkeypatch)

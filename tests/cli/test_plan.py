@@ -97,17 +97,13 @@ def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(told([*alone, "--json"], capsys))["machines"][0]["link_mbit"] is None
 
 
-def test_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_png_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it can't be, the error has the mend."""
     pytest.importorskip("matplotlib")
     told([*FRIENDS, "--png", str(tmp_path / "curves.png")], capsys)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert carry_out([*FRIENDS, "--png", str(tmp_path / "no" / "curves.png")]) == 3
     assert "--png=" in capsys.readouterr().err
-
-
-def test_without_matplotlib_a_png_is_an_error_with_the_mend(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert carry_out([*FRIENDS, "--png", "curves.png"]) == 2
     assert "pip install 'p2p-diloco[plot]'" in capsys.readouterr().err
@@ -228,27 +224,6 @@ def test_a_checkpoint_tells_its_size(tmp_path: Path) -> None:
         size_of(folder)
     with pytest.raises(ConfigError, match="neither a checkpoint"):
         size_of(tmp_path / "nothing")
-
-
-def test_a_config_of_transformers_tells_its_size(tmp_path: Path) -> None:
-    """GPT-2's has 124 million parameters, its tied ones counted once."""
-    pytest.importorskip("transformers")
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 2}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "n_positions": 32}))
-    embedding, block, last = 64 * (100 + 32), 12 * 64 * 64 + 13 * 64, 2 * 64
-    assert size_of(tmp_path) == size_of(tmp_path / "config.json") == embedding + 2 * block + last
-    (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
-    with pytest.raises(ConfigError, match="give the number of trained parameters with --params"):
-        size_of(tmp_path)
-
-
-def test_without_transformers_a_config_is_an_error_that_names_params(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"needs transformers.*--params"):
-        size_of(tmp_path)
 
 
 # -- steps that are measured

@@ -14,17 +14,24 @@ from tests.history.recorded import RecordedWorld
 Replay = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
-    """Histories of a run in which p0 dies after 7 s, and the command on them."""
-    world = RecordedWorld(tmp_path, 1)
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run in which p0 dies after 7 s."""
+    folder = tmp_path_factory.mktemp("histories")
+    world = RecordedWorld(folder, 1)
     world.run(7.0)
     world.crash("p0")
     world.run(20.0)
+    return folder
+
+
+@pytest.fixture
+def replay(histories: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """The command on these histories."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*flags: str) -> tuple[int, str, str]:
-        code = carry_out(["replay", str(tmp_path), *flags])
+        code = carry_out(["replay", str(histories), *flags])
         told = capsys.readouterr()
         return code, told.out, told.err
 
@@ -32,7 +39,7 @@ def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 
 def test_the_story(replay: Replay) -> None:
-    """Fewer than 30 lines of at most 80 columns, with the death and what followed."""
+    """Fewer than 30 lines of at most 80 columns, with the death and what followed; and as one JSON object."""
     code, told, _ = replay()
     lines = told.splitlines()
     assert code == 0
@@ -40,6 +47,10 @@ def test_the_story(replay: Replay) -> None:
     assert len(lines) < 30
     assert max(map(len, lines)) <= 80
     assert "p0 dies: its history ends without a goodbye" in told
+    story = json.loads(replay("--json")[1])
+    assert story["peers"] == ["p0", "p1", "p2"]
+    assert [line["kind"] for line in story["lines"]].count("death") == 1
+    assert [one["epoch"] for one in story["rounds"]] == list(range(1, len(story["rounds"]) + 1))
 
 
 def test_a_round(replay: Replay) -> None:
@@ -60,15 +71,6 @@ def test_events(replay: Replay) -> None:
     _, alone, _ = replay("--events", "--peer", "p1")
     assert {line.split()[1] for line in told.splitlines()} == {"p0", "p1", "p2"}
     assert alone.splitlines() == [line for line in told.splitlines() if line.split()[1] == "p1"]
-
-
-def test_json(replay: Replay) -> None:
-    """The story and the rounds as one object."""
-    _, told, _ = replay("--json")
-    story = json.loads(told)
-    assert story["peers"] == ["p0", "p1", "p2"]
-    assert [line["kind"] for line in story["lines"]].count("death") == 1
-    assert [one["epoch"] for one in story["rounds"]] == list(range(1, len(story["rounds"]) + 1))
 
 
 def test_check(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:

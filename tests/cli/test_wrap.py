@@ -17,7 +17,6 @@ from p2p_diloco.errors import UsageError
 
 pytestmark = pytest.mark.real
 
-ENDS = "import sys, os, signal; exec(sys.argv[1])"
 WRAPPER = """
 import os, sys
 from p2p_diloco.cli import wrap
@@ -37,36 +36,31 @@ for _ in range(600):  # a signal that comes just before a long sleep would be ha
     time.sleep(0.1)
 """
 ways = pytest.mark.parametrize(
-    "way",
-    [
-        "watcher",
-        pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call")),
-    ],
+    "way", ["watcher", pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call"))]
 )
 
 
 def wrapped(way: str) -> tuple[subprocess.Popen[str], psutil.Process]:
     """A wrapper around a sleeping command, and the command, ready for signals."""
     wrapper = subprocess.Popen(
-        [sys.executable, "-c", WRAPPER, SLEEPER, way],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", WRAPPER, SLEEPER, way], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
     assert wrapper.stdout is not None
     return wrapper, psutil.Process(int(wrapper.stdout.readline()))
 
 
-@pytest.mark.parametrize("status", [0, 77])
-def test_the_status_is_the_commands(status: int) -> None:
-    """Whatever the command exits with, so do we."""
-    assert run_command([sys.executable, "-c", ENDS, f"sys.exit({status})"], os.environ) == status
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signals_end_is_128_and_its_number(number: signal.Signals) -> None:
-    """As a shell tells it."""
-    assert run_command([sys.executable, "-c", ENDS, f"os.kill(os.getpid(), {int(number)})"], os.environ) == 128 + number
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(77)", 77),
+        ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+        ("os.kill(os.getpid(), 15)", 128 + signal.SIGTERM),
+    ],
+)
+def test_the_status_is_the_commands(code: str, status: int) -> None:
+    """Whatever the command exits with, so do we; a signal's end is 128 and its number, as a shell tells it."""
+    assert run_command([sys.executable, "-c", f"import sys, os; {code}"], os.environ) == status
 
 
 @pytest.mark.parametrize("command", [[], ["no-such-command-here"], ["/dev/null"]])

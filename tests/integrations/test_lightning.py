@@ -55,12 +55,16 @@ def fitted(
     workers: int = 0,
     batch_size: int = 4,
     collate: Any = None,
+    shared: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[Trainer, Model, FakePeer]:
-    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's."""
+    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's. `shared`: what the data
+    set that the peers share is loaded with, without a validation."""
     peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
     module, callback = module or Module(), DilocoCallback(**{"start": 0, **peer})
-    training = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers, collate_fn=collate)
+    training: Any = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers, collate_fn=collate)
+    if shared is not None:
+        training, settings["limit_val_batches"] = callback.loader(num_workers=workers, **shared), 0
     plain = {"logger": False, "enable_checkpointing": bool(others), "enable_progress_bar": False, "accelerator": "cpu"}
     plain |= {"enable_model_summary": False, "default_root_dir": folder, "log_every_n_steps": 5}
     with warnings.catch_warnings():
@@ -173,29 +177,15 @@ def test_shared_data_is_used_once_an_epoch_and_ends_training(
 ) -> None:
     """Lightning fetches one batch ahead, and makes a step with the last batches. Every sample is in a step, also of a
     stream, which needs a length."""
-    module, callback = Module(), DilocoCallback(start=0)
-    shared = data(40) if length is None else data(40).__iter__
-    loader = callback.loader(shared, 7, epochs=2, num_workers=workers, length=length)
-    settings = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(
-            max_steps=1000, callbacks=[callback], logger=False, accelerator="cpu", default_root_dir=tmp_path,
-            accumulate_grad_batches=accumulate, **settings,
-        )  # fmt: skip
-        trainer.fit(module, loader)
-    seen = sorted(value for _, values in module.inner.trained for value in values)
+    dataset = data(40) if length is None else data(40).__iter__
+    shared = {"dataset": dataset, "batch_size": 7, "epochs": 2, "length": length}
+    _, model, peer = fitted(tmp_path, 1000, shared=shared, workers=workers, accumulate_grad_batches=accumulate)
+    seen = sorted(value for _, values in model.trained for value in values)
     assert seen == sorted([each["x"].item() for each in data(40)] * 2)
-    assert loader.complete
+    assert peer.shards["train"].complete
 
 
 def test_what_is_fetched_ahead_is_not_used(tmp_path: Path) -> None:
     """If `max_steps` ends training, the batch that was fetched for the next step stays unused."""
-    callback = DilocoCallback(start=0)
-    settings = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(max_steps=3, callbacks=[callback], logger=False, accelerator="cpu", **settings)
-        trainer.fit(Module(), callback.loader(data(40), 4))
-    assert isinstance(callback.peer, FakePeer)
-    assert callback.peer.shards["train"].say(1)[0] == ((0, 12),)
+    _, _, peer = fitted(tmp_path, 3, shared={"dataset": data(40), "batch_size": 4})
+    assert peer.shards["train"].say(1)[0] == ((0, 12),)

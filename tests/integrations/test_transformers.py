@@ -1,4 +1,4 @@
-"""`DilocoCallback` in Transformers' Trainer, with a peer that a test controls."""
+"""`DilocoCallback` in Transformers' Trainer, with a peer that a test controls; and Transformers' models on disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ import torch
 pytest.importorskip("transformers", reason="transformers isn't installed: pip install 'p2p-diloco[hf]'")
 pytest.importorskip("accelerate", reason="accelerate isn't installed: pip install 'p2p-diloco[hf]'")
 
+import transformers
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
+from p2p_diloco.cli.plan.inputs import size_of
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.integrations.transformers import DilocoCallback, SampleCounter
 from tests.integrations.fake import GLOBAL, FakePeer, Model, data
 from tests.integrations.fake import fake_peer as fake_peer
+from tests.tensors.test_export import expected, same, written
 
 
 def trained(
@@ -59,16 +62,6 @@ def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) ->
     assert model.weight.item() == GLOBAL
     assert model.frozen.item() == 3.0
     assert model.mean.item() == model.weight.item()
-
-
-def test_evaluations_and_checkpoints_of_each_epoch_are_of_the_global_parameters(tmp_path: Path) -> None:
-    """An epoch has ten steps here. Training goes on with the peer's own parameters after each."""
-    _, model, peer = trained(tmp_path, 20, eval_strategy="epoch", save_strategy="epoch")
-    assert sorted({step for step, _ in model.evaluated}) == [10, 20]
-    assert {value for _, value in model.evaluated} == {GLOBAL}
-    assert load_file(tmp_path / "checkpoint-10" / "model.safetensors")["weight"].item() == GLOBAL
-    assert model.trained[10][0] not in (1.0, GLOBAL)
-    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
 
 
 def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path) -> None:
@@ -245,3 +238,45 @@ def test_gradients_over_several_batches_need_endless_shared_data(tmp_path: Path)
     assert len(shared(tmp_path, 3, gradient_accumulation_steps=2).trained) == 6
     with pytest.raises(ConfigError, match="gradient_accumulation_steps=2 must be 1"):
         shared(tmp_path, 3, gradient_accumulation_steps=2, epochs=1)
+
+
+# -- models on disk
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def t5() -> Any:
+    config = transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def resnet() -> Any:
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
+    return transformers.ResNetForImageClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("build", "dtype", "part_bytes"), [(gpt2, "keep", 1000), (t5, "bfloat16", 10**9), (resnet, "keep", 10**9)]
+)
+def test_from_pretrained_restores_the_state_dict(build: Any, dtype: str, part_bytes: int, tmp_path: Path) -> None:
+    """Every entry of it, in the dtype that was asked for: tied or not, with buffers, in one file or several."""
+    model = build()
+    written(tmp_path, "hf", dtype, model=model, part_bytes=part_bytes)
+    loaded, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    wanted = expected(model if dtype == "keep" else model.to(torch.bfloat16))
+    assert same(loaded.state_dict(), wanted)
+
+
+def test_a_config_of_transformers_tells_its_size(tmp_path: Path) -> None:
+    """GPT-2's has 124 million parameters, its tied ones counted once."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "n_positions": 32}))
+    embedding, block, last = 64 * (100 + 32), 12 * 64 * 64 + 13 * 64, 2 * 64
+    assert size_of(tmp_path) == size_of(tmp_path / "config.json") == embedding + 2 * block + last
+    (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
+    with pytest.raises(ConfigError, match="give the number of trained parameters with --params"):
+        size_of(tmp_path)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import warm
 from swarm import Member, Swarm
+
+from p2p_diloco.peer import peer as peers
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 RUN = {
@@ -53,3 +56,12 @@ def short_merges() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("p2p_diloco.tensors.flat.undivided", lambda: 3)
         yield
+
+
+@pytest.fixture
+def no_node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a peer that enters gets, though nothing is started."""
+    session = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
+    session.watch, session.standing = None, SimpleNamespace(finished=False)
+    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
+    return session

@@ -25,17 +25,6 @@ def after(trainee: Any) -> dict[str, Any]:
     return line
 
 
-def test_a_script_shorter_than_h_trains_the_global_model(swarm: Any, run_config: dict[str, Any]) -> None:
-    """A peer alone makes 5 of 1000 steps and leaves: the run has them, and `global_state_dict()` has them after the
-    block. Nobody can come to the swarm that it began, so it doesn't stay."""
-    config = {**run_config, **LONG, "overlap_steps": 3, "num_fragments": 2}
-    a = swarm.start("a", 1000.0, config=config, steps=5, params={"u": 4, "v": 4})
-    line = after(a)
-    assert line["theta"] == {"u": [-5.0] * 4, "v": [-5.0] * 4}
-    assert line["epoch"] == 1
-    assert "has trained the run" not in a.log()
-
-
 def test_those_who_stay_go_on_with_the_steps_of_the_one_that_left(swarm: Any, run_config: dict[str, Any]) -> None:
     """A peer that leaves in the middle of a round has the others exchange at their next step. The last of the two,
     held up by `min_peers`, gives its last exchange up, names the lost steps, and ends normally."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,18 +18,6 @@ from p2p_diloco.cli import carry_out
 from tests.peer.trainee import Tied
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
-
-EXPORT_S = 90.0
-
-
-def exported(*arguments: str) -> dict[str, Any]:
-    """What an export in a process of its own prints."""
-    words = [sys.executable, "-m", "p2p_diloco", "export", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=EXPORT_S)
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    told: dict[str, Any] = json.loads(line)
-    return told
 
 
 def epoch_of(peers: Sequence[Any], number: int) -> dict[str, Any]:
@@ -76,6 +62,13 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
 ) -> None:
     """By exports and by an observer, and from a checkpoint: the parameters are those that a peer had at the same epoch,
     bit by bit, with the same digest."""
+
+    def exported(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert carry_out(["export", *arguments]) == 0
+        told: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return told
+
     key = str(tmp_path / "key")
     saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000, "identity_path": key}
     config = {**run_config, "start_peers": 2}
@@ -84,7 +77,7 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     peers[0].wait_for("epoch", epoch=1)
     run = ["--initial-peers", *swarm.addresses, "--run-id", "test", "--logs", "plain"]
 
-    told = exported(*run, "--out", str(tmp_path / "live"))
+    told = exported("--out", str(tmp_path / "live"), *run)
     assert not told["finished"]
     fresh = Tied()
     assert safetensors.torch.load_model(fresh, str(tmp_path / "live" / "model.safetensors")) == (set(), [])
@@ -97,17 +90,14 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     for peer in peers:
         peer.tell("")
     end = peers[0].wait_for("finished")
-    capsys.readouterr()
-    assert carry_out(["export", *run, "--out", str(tmp_path / "ended"), "--format", "torch"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = exported("--out", str(tmp_path / "ended"), "--format", "torch", *run)
     assert (told["finished"], told["epoch"], told["digest"]) == (True, end["epoch"], end["digest"])
     last = torch.load(tmp_path / "ended" / "model.pt", weights_only=True)
     assert parameters(last) == parameters(epoch_of(peers, end["epoch"])["theta"])
 
     peers[0].process.stdin.close()
     assert [peer.status() for peer in peers] == [0, 0]
-    saved_model = ["--out", str(tmp_path / "saved-model"), "--format", "torch"]
-    assert carry_out(["export", "--checkpoint", str(tmp_path / "saved"), *saved_model]) == 0
-    told = json.loads(capsys.readouterr().out)
+    from_disk = ["--checkpoint", str(tmp_path / "saved"), "--format", "torch"]
+    told = exported("--out", str(tmp_path / "saved-model"), *from_disk)
     assert (told["finished"], told["digest"], told["missing"]) == (True, end["digest"], [])
     assert parameters(torch.load(tmp_path / "saved-model" / "model.pt", weights_only=True)) == parameters(last)

@@ -89,30 +89,6 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
-@given(SHAPES, st.integers(1, 4), st.sampled_from([None, 1, 2, 3]), st.integers(1, 12), st.data())
-def test_all_ranks_together_hold_each_element_once(
-    shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
-) -> None:
-    """However rows divide: what the ranks speak for covers the flat vector once; what is whole is held by all."""
-    torch.manual_seed(0)
-    values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
-    whole = frozenset(data.draw(st.sets(st.sampled_from(sorted(values)))))
-    layout = Layout.build(specs_of(alone(values)), 1, "contiguous", largest)
-    world = parts * (copies or 1)
-    spoken, held = torch.zeros(layout.numel, dtype=torch.int), torch.zeros(layout.numel, dtype=torch.int)
-    for index in range(world):
-        rank = Rank(index, world)
-        with as_rank(index, world):
-            for extent in extents_of(sharded(values, rank, whole, copies), layout, rank):
-                held[extent.start : extent.stop] += 1
-                spoken[extent.start : extent.stop] += extent.speaks
-                assert extent.values().numel() == extent.numel
-    assert spoken.tolist() == [1] * layout.numel
-    holders = [world if name in whole else copies or 1 for name, value in values.items() for _ in range(value.numel())]
-    assert held.tolist() == holders
-
-
 class Served:
     """A far rank's connection to rank 0, which answers at once."""
 
@@ -131,7 +107,7 @@ class Served:
 
 
 @settings(max_examples=20, deadline=None)
-@given(SHAPES, st.integers(1, 3), st.sampled_from([None, 2]), st.integers(1, 12), st.data())
+@given(SHAPES, st.integers(1, 3), st.sampled_from([None, 1, 3]), st.integers(1, 12), st.data())
 def test_the_ranks_are_one_model_to_the_bit(
     shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
 ) -> None:
@@ -146,18 +122,22 @@ def test_the_ranks_are_one_model_to_the_bit(
     one, bases = LocalModel(model, layout, theta, old, mine, share=0.25), Bases(layout, theta, old)
     world, copied = parts * (copies or 1), copies or 1
     ranks: list[tuple[Rank, nn.Module, LocalModel | FarModel]] = []
+    spoken = torch.zeros(layout.numel, dtype=torch.int)
     for index in range(world):
         rank = Rank(index, world)
         memory = theta, old, theirs
         distant = index > 0 and data.draw(st.booleans(), f"rank {index} is on another host")
         with as_rank(index, world):
             part = sharded(values, rank, frozenset({"p0"}), copies)
+            for extent in extents_of(part, layout, rank):
+                spoken[extent.start : extent.stop] += extent.speaks
             if distant:
                 memory = tuple(torch.zeros(3, layout.numel))
             local: LocalModel | FarModel = LocalModel(part, layout, *memory, rank=rank, share=0.25)
             if distant:
                 local = FarModel(local, Served(theta=theta, delta=theirs), *memory)  # type: ignore[arg-type]
             ranks.append((rank, part, local))
+    assert spoken.tolist() == [1] * layout.numel, "one rank speaks for each element"
     for _, _, local in ranks:
         local.write_theta()
     begun = theta.clone()
@@ -235,21 +215,13 @@ def dtensor(shape: tuple[int, ...], mesh: Any, *placements: Any) -> nn.Module:
     return model
 
 
-def test_the_group_is_the_models() -> None:
+@pytest.mark.parametrize(("rank", "copies"), [(Rank(2, 4), 2), (Rank(2, 3), None), (ALONE, None)])
+def test_the_group_is_the_models(rank: Rank, copies: int | None) -> None:
     """Of a model sharded over all processes: which of how many this is. With copies of the shards, too."""
-    with as_rank(2, 4):
-        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 4), copies=2))
+    with as_rank(rank.index, rank.count):
+        group = group_of(sharded({"w": torch.zeros(6)}, rank, copies=copies))
         assert group is not None
-        assert group.rank == Rank(2, 4)
-    with as_rank(2, 3):
-        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 3)))
-        assert group is not None
-        assert group.rank == Rank(2, 3)
-        assert group.device == torch.device("cpu")
-    with as_rank(0, 1):
-        group = group_of(sharded({"w": torch.zeros(6)}, ALONE))
-        assert group is not None
-        assert group.rank == ALONE
+        assert (group.rank, group.device) == (rank, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

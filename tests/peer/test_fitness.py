@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from p2p_diloco import ConfigError, Peer, UsageError
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.peer import peer as peers
 from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import ASKED, Watch, check
 from p2p_diloco.peer.session import Trainee, _hook_up
@@ -76,34 +75,29 @@ def test_a_narrow_model_is_taken(dtype: torch.dtype) -> None:
     check(model, [torch.optim.SGD(model[0].parameters(), lr=0.1)])
 
 
-def test_parameters_that_no_optimizer_trains_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """With their number and the mend. Frozen ones need no optimizer, and all optimizers count."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+def told(caplog: pytest.LogCaptureFixture, model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[str]:
+    caplog.clear()
+    check(model, optimizers)
+    return caplog.messages[:]
+
+
+def test_what_either_of_model_and_optimizers_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Parameters that no optimizer trains, with their number and the mend; and those that one trains beside the model,
+    such as a loss's. Frozen ones are no matter, and all optimizers count."""
+    model, loss = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(3, 1)
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
-    check(model, [first, second])
-    assert caplog.messages == []
-    check(model, [first])
-    (message,) = caplog.messages
+    assert told(caplog, model, first, second) == []
+    (message,) = told(caplog, model, first)
     assert "2 of 4 trainable parameters are in no given optimizer" in message
     assert "1.weight, 1.bias" in message
     model[1].requires_grad_(False)
-    caplog.clear()
-    check(model, [first])
-    assert caplog.messages == []
-
-
-def test_what_an_optimizer_trains_beside_the_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A loss with parameters of its own, for instance; frozen ones of any model are no matter."""
-    model, loss = nn.Linear(2, 2), nn.Linear(3, 1)
-    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
-    check(model, [optimizer])
-    (message,) = caplog.messages
+    assert told(caplog, model, first) == []
+    first.add_param_group({"params": loss.parameters()})
+    (message,) = told(caplog, model, first)
     assert "SGD also trains 2 parameters that are not in the model" in message
     assert "shape [1, 3], [1]; give Peer one module" in message
-    caplog.clear()
     loss.requires_grad_(False)
-    check(model, [optimizer])
-    assert caplog.messages == []
+    assert told(caplog, model, first) == []
 
 
 class Listed(nn.Linear):
@@ -114,8 +108,7 @@ class Listed(nn.Linear):
 def test_parameters_that_no_state_dict_has_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """Their global values would have no place in what `global_state_dict` returns."""
     model = Listed(2, 2)
-    check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
-    (message,) = caplog.messages
+    (message,) = told(caplog, model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert "state_dict() of Listed has not 1 of the parameters" in message
     assert "not global ones: weight; begin with" in message
 
@@ -299,21 +292,19 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
     assert len(caplog.messages) == (where != "nowhere")
 
 
-def entered(monkeypatch: pytest.MonkeyPatch, watch: Watch | None, parts: tuple[Any, Any]) -> Peer:
+def entered(session: SimpleNamespace, watch: Watch, parts: tuple[Any, Any]) -> Peer:
     """A peer that has entered without a node."""
-    session: Any = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
-    session.watch, session.standing = watch, SimpleNamespace(finished=False)
-    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
+    session.watch = watch
     return Peer(*parts).__enter__()
 
 
 @pytest.mark.parametrize("asked", [0, ASKED])
 def test_training_without_a_step_is_told_once(
-    asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    asked: int, no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the loop asks for the run's end, or else on leaving, with the optimizer that was given."""
     model, optimizer = parts()
-    peer = entered(monkeypatch, Watch(model, optimizer), (model, optimizer))
+    peer = entered(no_node, Watch(model, optimizer), (model, optimizer))
     with torch.no_grad():
         model[1].weight.add_(1.0)
     for _ in range(3 * asked):
@@ -323,29 +314,14 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
-def test_a_change_after_the_last_step_is_no_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A wrapper moves the weights once more, or the program loads others, and then leaves."""
-    model, optimizer = parts()
-    watch = Watch(model, optimizer)
-    peer = entered(monkeypatch, watch, (model, optimizer))
-    watch.step()
-    with watch.merging(), torch.no_grad():
-        model[1].weight.add_(1.0)
-    with torch.no_grad():
-        model[1].weight.add_(1.0)
-    peer.close()
-    assert caplog.text == ""
-
-
 def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Values that a merge has loaded are no training, and steps that come now and then are counted."""
+    """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
+    a wrapper moves the weights once more, or the program loads others, and then leaves."""
     model, optimizer = parts()
     watch = Watch(model, optimizer)
-    peer = entered(monkeypatch, watch, (model, optimizer))
+    peer = entered(no_node, watch, (model, optimizer))
     for _ in range(3):
         with watch.merging(), torch.no_grad():
             model[1].weight.add_(1.0)
@@ -354,5 +330,8 @@ def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
         with torch.no_grad():
             model[1].weight.add_(1.0)
         watch.step()
+    for loading in (watch.merging(), nullcontext()):
+        with loading, torch.no_grad():
+            model[1].weight.add_(1.0)
     peer.close()
     assert caplog.text == ""

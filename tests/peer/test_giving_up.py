@@ -56,36 +56,6 @@ def test_training_that_diverges_again_ends_with_a_sentence() -> None:
     assert node.contributed() == []
 
 
-def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pseudo-gradient is computed from θ itself; θ is then released, even if computing it fails."""
-    hook, node, model = hooked()
-
-    def look(*_: object) -> None:
-        assert node.log[-1][0] == "merge"
-        raise MemoryError
-
-    monkeypatch.setattr(LocalModel, "write_delta", look)
-    with pytest.raises(MemoryError):
-        step(hook, model, 4)
-    assert node.log[-1] == ("have read", {"loaded": []})
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
-    """The global values are loaded, though the log may have nothing new for the trainer; nothing of others' progress
-    is taken for its own, and what is lost is told."""
-    hook, node, model = hooked(merge="rebase")
-    step(hook, model, 4)
-    node.memory.theta.fill_(9.0)
-    node.bases.lost, node.fresh = {0}, {0: KEPT} if listed else {}
-    node.commit = lambda _: None  # type: ignore[method-assign]
-    step(hook, model, 4)
-    assert model.u.tolist() == [9.0, 9.0]
-    assert node.memory.delta.tolist() == [0.0] * 4
-    assert hook.standing.metrics.dropped_samples == 4
-    assert not node.bases.lost
-
-
 def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log takes it for merged; half of the model may be. Training begins again from the global values."""
     hook, node, model = hooked(overlap_steps=1, merge="rebase")
@@ -131,22 +101,3 @@ def test_an_interrupted_wait_keeps_the_sent_progress(merge: str, outcome: Outcom
     assert node.memory.theta.tolist() == [4.0] * 4
     assert model.u.tolist() == [value, value]
     assert hook.standing.metrics.dropped_samples == 1
-
-
-def test_an_interrupted_sending_is_counted_once() -> None:
-    """The node may have got it: what a commit counts of it is taken away from local values."""
-    hook, node, model = hooked(merge="rebase")
-    request = node.request
-
-    def interrupted(kind: str, **values: Any) -> int:
-        node.request = request  # type: ignore[method-assign]
-        node.request(kind, **values)
-        raise KeyboardInterrupt
-
-    node.request = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        step(hook, model, 4)
-    node.commit(node.contributed()[0])
-    hook.merge()
-    assert node.memory.theta.tolist() == [4.0] * 4
-    assert model.u.tolist() == [4.0, 4.0]

@@ -13,21 +13,6 @@ from p2p_diloco.peer.session import after_each_step
 from p2p_diloco.peer.shard import Shard, data_set
 from tests.peer.scripted import KEPT, hooked, step
 
-
-def test_an_exchange_every_h_steps() -> None:
-    """The whole model is exchanged after each `sync_every` steps and never between; weights are the steps since."""
-    hook, node, model = hooked()
-    for steps in range(1, 13):
-        step(hook, model)
-        assert len(node.contributed()) == steps // 4
-        assert hook.standing.global_step == steps
-        assert node.memory.steps == steps
-    assert [c["weight"] for c in node.contributed()] == [4.0] * 3
-    assert [c["samples"] for c in node.contributed()] == [4] * 3
-    assert model.u.tolist() == node.memory.theta[:2].tolist() == [12.0, 12.0]
-    assert hook.standing.metrics.sync_count == 3
-
-
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
     # overlap_steps, merge, merge_alpha: the local values after the step of each merge, the value that each commit made
     (0, "mix", 0.0): ([(-11, -5), (-17, -23), (-35, -29), (-41, -47), (-59, -53)], [-11, -23, -35, -47, -59]),
@@ -50,29 +35,10 @@ def test_the_numbers_of_streaming(overlap_steps: int, merge: str, merge_alpha: f
         assert (model.u.tolist(), model.v.tolist()) == ([u] * 2, [v] * 2)
         assert node.memory.theta[2 * (number % 2)].item() == commits[number]
         assert hook.standing.metrics.sync_count == number + 1
-        assert hook.standing.global_step == hook.standing.metrics.local_step == 3 * (number + 1) + overlap_steps
-
-
-def test_training_goes_on_while_an_exchange_is_under_way() -> None:
-    """The result is merged `overlap_steps` later, and not looked at before; the weight is that of the sending. What of
-    the flight was not waited for is hidden time."""
-    hook, node, model = hooked(overlap_steps=3, merge="rebase")
-    step(hook, model, 4)
-    (sent,) = node.contributed()
-    assert (sent["weight"], hook.standing.metrics.sync_count) == (4.0, 0)
-    node.memory.changed = 9
-    said = list(node.log)
-    step(hook, model, 2)
-    assert node.log == said
-    step(hook, model)
-    metrics = hook.standing.metrics
-    assert metrics.sync_count == 1
-    assert metrics.hidden_time_s == pytest.approx(0.5, abs=0.1)
-    assert metrics.last_sync_time_s == pytest.approx(metrics.hidden_time_s + metrics.waiting_time_s, abs=0.01)
-    assert model.u.tolist() == [7.0, 7.0]
-    step(hook, model)
-    assert [c["weight"] for c in node.contributed()] == [4.0, 4.0]
-    assert hook.standing.global_step == 8
+        steps = 3 * (number + 1) + overlap_steps
+        assert hook.standing.global_step == hook.standing.metrics.local_step == node.memory.steps == steps
+    assert [c["weight"] for c in node.contributed()] == [3.0, 6.0, 6.0, 6.0, 6.0]
+    assert [c["samples"] for c in node.contributed()] == [3, 6, 6, 6, 6]
 
 
 def test_an_exchange_is_taken_up_again_with_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +65,7 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     is then made at once."""
     hook, node, model = hooked(fragments=2, overlap_steps=2, merge="rebase")
     step(hook, model, 4)
+    assert hook.standing.global_step == 4
     assert [c["fragment"] for c in node.contributed()] == [0, 1]
     assert hook.standing.metrics.sync_count == 1
     node.memory.goal = 3
@@ -109,6 +76,7 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     assert len(node.contributed()) == 3
     step(hook, model)
     hook.synchronise()
+    assert [values for kind, values in node.log if kind == "nudge"] == [{"goal": 6}]
     assert [c["fragment"] for c in node.contributed()][3:] == [1, 0, 1]
     assert hook.standing.metrics.sync_count == 6
     assert model.u.tolist() == model.v.tolist() == node.memory.theta.tolist()[:2] == [7.0, 7.0]
@@ -189,17 +157,6 @@ def test_the_end_of_the_run_merges_the_exchange_under_way(merge_alpha: float | N
     assert hook.standing.metrics.dropped_samples == 2
     step(hook, model, 9)
     assert len(node.contributed()) == 1
-
-
-def test_a_nudge_brings_the_next_exchange_forward() -> None:
-    """When a peer asks for an exchange up to so many commits, the next steps contribute until they are reached."""
-    hook, node, model = hooked(fragments=2)
-    node.memory.goal = 2
-    step(hook, model, 3)
-    assert [c["weight"] for c in node.contributed()] == [1.0, 2.0]
-    hook.synchronise()
-    assert ("nudge", {"goal": 4}) in node.log
-    assert len(node.contributed()) == 4
 
 
 def test_waiting_for_the_first_peers_has_an_end() -> None:
@@ -286,6 +243,18 @@ def test_a_step_within_a_backward_pass_is_followed_when_the_pass_has_ended() -> 
         assert len(calls) == 3
 
 
+def test_what_follows_a_step_may_fail() -> None:
+    """Within a backward pass the error comes out of it."""
+    training = SteppedInBackward()
+
+    def fail() -> None:
+        raise UsageError("no")
+
+    after_each_step(next(iter(training.optimizers.values())), fail)
+    with pytest.raises(UsageError, match="no"):
+        training.backward()
+
+
 class Wrapper(torch.optim.Optimizer):
     """An optimizer around another one, which makes no state of torch's own, as those of several packages don't."""
 
@@ -306,14 +275,3 @@ def test_a_wrapper_that_leaves_out_torchs_init_is_followed() -> None:
     stop()
     wrapper.step()
     assert calls == [1, 1]
-
-
-def test_an_error_after_a_step_within_a_backward_pass_comes_out_of_it() -> None:
-    training = SteppedInBackward()
-
-    def fail() -> None:
-        raise UsageError("no")
-
-    after_each_step(next(iter(training.optimizers.values())), fail)
-    with pytest.raises(UsageError, match="no"):
-        training.backward()

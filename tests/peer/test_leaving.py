@@ -1,8 +1,12 @@
-"""A peer that leaves: its last exchange, its warnings, and the global parameters after that. The node is scripted."""
+"""A peer that leaves: its last exchange, its warnings, the global parameters after that, and how long the node of a
+peer that has trained alone keeps the run's state. The node is scripted."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, NodeDied
-from p2p_diloco.peer.leaving import AT_ONCE_S, broken_off, leave
+from p2p_diloco.peer.leaving import AT_ONCE_S, LOOK_EVERY_S, broken_off, leave, stay
 from tests.peer.scripted import KEPT, ScriptedNode, hooked, step
 
 
@@ -67,27 +71,29 @@ def test_progress_that_rounds_do_not_count_is_offered_again_and_then_named(caplo
     assert "no round has counted them" in warnings(caplog)[0]
 
 
-def test_interrupting_the_last_exchange_skips_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (KeyboardInterrupt(signal.SIGINT), "^C skipped"),
+        (NodeDied("the node was killed"), "the node was killed"),
+        (KeyboardInterrupt(signal.SIGTERM), None),
+    ],
+)
+def test_a_last_exchange_that_is_interrupted_or_fails_is_skipped(
+    raised: BaseException, told: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """^C skips the wait with a warning, and the program goes on. A signal that ends programs still does."""
+    """^C skips the wait with a warning, as an error of the node ends it, and the program goes on. A signal that ends
+    programs still does."""
 
-    def interrupted(number: int) -> Any:
-        def wait(self: ScriptedNode, kind: str, **_: Any) -> None:
-            raise KeyboardInterrupt(number)
-
-        return wait
+    def fail(*_: object, **__: object) -> None:
+        raise raised
 
     hook, _, model = hooked()
     step(hook, model, 3)
-    monkeypatch.setattr(ScriptedNode, "wait_for", interrupted(signal.SIGINT))
-    leaves(hook)
-    assert "^C skipped" in warnings(caplog)[0]
-    hook, _, model = hooked()
-    step(hook, model, 3)
-    monkeypatch.setattr(ScriptedNode, "wait_for", interrupted(signal.SIGTERM))
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(ScriptedNode, "wait_for", fail)
+    with nullcontext() if told else pytest.raises(KeyboardInterrupt):
         leaves(hook)
+    assert told is None or told in warnings(caplog)[0]
 
 
 @pytest.mark.parametrize(
@@ -127,21 +133,6 @@ def test_after_the_runs_end_there_is_nothing_to_count(caplog: pytest.LogCaptureF
     assert warnings(caplog) == []
 
 
-def test_a_fault_of_the_node_does_not_keep_a_peer_from_leaving(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error during the last exchange becomes a warning that names the lost steps."""
-
-    def died(*_: object, **__: object) -> None:
-        raise NodeDied("the node was killed")
-
-    hook, _, model = hooked()
-    step(hook, model, 3)
-    monkeypatch.setattr(ScriptedNode, "ask", died)
-    leaves(hook)
-    assert "the node was killed" in warnings(caplog)[0]
-
-
 def test_which_ends_are_normal() -> None:
     """The end of the block and `sys.exit()` are normal. Exceptions, signals and failing exits are not."""
     assert broken_off(None) == broken_off(SystemExit()) == broken_off(SystemExit(0)) == ""
@@ -149,3 +140,48 @@ def test_which_ends_are_normal() -> None:
         assert "ended training" in broken_off(error)
     assert broken_off(SystemExit(143)) == "SIGTERM ended training"
     assert broken_off(SystemExit(129)) == "SIGHUP ended training"
+
+
+# -- staying
+
+
+def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None] | None = None) -> float:
+    """Stay for 60 s beside a node that gives these answers; returns the seconds that passed."""
+    clock, script = SimpleNamespace(now=0.0), iter(answers)
+
+    def passes(seconds: float) -> None:
+        clock.now += seconds
+
+    def ask(kind: str, answer: str) -> dict[str, Any]:
+        found = next(script, False)
+        if isinstance(found, BaseException):
+            raise found
+        return {"shared": found}
+
+    stay(SimpleNamespace(ask=ask), "main", 60.0, lambda: clock.now, sleep or passes)  # type: ignore[arg-type]
+    return float(clock.now)
+
+
+def test_a_peer_alone_stays_until_another_has_the_state_or_for_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
+    """It says first what it waits for and how to skip it, and leaves as soon as another peer has the state. If nobody
+    comes, the last warning says so, and how a run waits for a second peer."""
+    assert stays([False, False, True]) == 2 * LOOK_EVERY_S
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert all(part in warning for part in ("trained the run main alone", "exit_timeout=60 s", "^C"))
+    assert stays([]) == 60.0
+    assert "start_peers=2" in caplog.messages[-1]
+
+
+def test_an_interrupt_or_a_fault_of_the_node_ends_the_stay() -> None:
+    """^C skips it, and the program goes on. A signal that ends programs still does."""
+
+    def interrupted(number: int) -> Callable[[float], None]:
+        def sleep(seconds: float) -> None:
+            raise KeyboardInterrupt(number)
+
+        return sleep
+
+    assert stays([False, NodeDied("it was killed")]) == LOOK_EVERY_S
+    assert stays([], interrupted(signal.SIGINT)) == 0.0
+    with pytest.raises(KeyboardInterrupt):
+        stays([], interrupted(signal.SIGTERM))

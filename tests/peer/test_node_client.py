@@ -31,17 +31,14 @@ ERROR = {"kind": "error", "error": Refused("was revoked", key="invite", value="a
 
 
 def test_a_nodes_error_is_reported_by_every_later_call() -> None:
-    """Also by a call that cleans up after the first one: it must not hide the reason behind the node's end."""
+    """Also by a call that cleans up after the first one: it must not hide the reason behind the node's end. Of a node
+    that ended without a word the error says how its process ended."""
     node = client({"kind": "waiting", "text": ""}, ERROR)
     with pytest.raises(Refused, match="invite=alice was revoked"):
         node.wait_for("load", timeout_s=5)
     for _ in range(2):
         with pytest.raises(Refused, match="invite=alice was revoked"):
             node.tell("have read", loaded=[])
-
-
-def test_a_node_that_ended_without_a_word_has_died() -> None:
-    """The error says how its process ended."""
     with pytest.raises(NodeDied, match="the node ended"):
         client({"kind": "waiting", "text": ""}).tell("merge")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch import nn
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
+from p2p_diloco.peer.reported import number, samples_of
 from p2p_diloco.standard_streams import JOINED_FILE
 
 
@@ -22,30 +25,33 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_a_model_needs_its_optimizer() -> None:
-    model, optimizer = parts()
-    with pytest.raises(UsageError, match="or neither"):
-        Peer(model, None)
-    with pytest.raises(UsageError, match="or neither"):
-        Peer(None, optimizer)
-    with pytest.raises(UsageError, match="role=aggregator"):
-        Peer(model, optimizer, local=PeerConfig(role="aggregator"))
-    observer = PeerConfig(role="observer")
-    for given in ((model, optimizer), (None, None)):
-        with pytest.raises(UsageError, match="role=observer needs a model, and trains nothing"):
-            Peer(*given, local=observer)
-    with pytest.raises(UsageError, match="initial_peers=unset an observer needs a run to read"):
-        Peer(model, None, local=observer)
-    with pytest.raises(ConfigError, match="checkpoint_dir=x has no meaning for role=observer"):
-        PeerConfig(role="observer", checkpoint_dir="x")
-    with pytest.raises(UsageError, match="optimizer=Linear"):
-        Peer(model, model)
-    with pytest.raises(UsageError, match=r"model=function is no torch\.nn\.Module"):
-        Peer(parts, optimizer)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="sync_evry"):
-        Peer(model, optimizer, config={"sync_evry": 1})
-    with pytest.raises(ConfigError, match="checkpoint_dri=x is not a setting; did you mean checkpoint_dir"):
-        Peer(model, optimizer, local={"checkpoint_dri": "x"})
+MODEL, OPTIMIZER = parts()
+WATCHES = {"role": "observer"}
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "sentence"),
+    [
+        ((MODEL, None), {}, "or neither"),
+        ((None, OPTIMIZER), {}, "or neither"),
+        ((MODEL, OPTIMIZER), {"local": {"role": "aggregator"}}, "role=aggregator"),
+        ((MODEL, OPTIMIZER), {"local": WATCHES}, "role=observer needs a model, and trains nothing"),
+        ((None, None), {"local": WATCHES}, "role=observer needs a model, and trains nothing"),
+        ((MODEL, None), {"local": WATCHES}, "initial_peers=unset an observer needs a run to read"),
+        (
+            (MODEL, None),
+            {"local": {**WATCHES, "checkpoint_dir": "x"}},
+            "checkpoint_dir=x has no meaning for role=obser",
+        ),
+        ((MODEL, MODEL), {}, "optimizer=Linear"),
+        ((parts, OPTIMIZER), {}, r"model=function is no torch\.nn\.Module"),
+        ((MODEL, OPTIMIZER), {"config": {"sync_evry": 1}}, "sync_evry"),
+        ((MODEL, OPTIMIZER), {"local": {"checkpoint_dri": "x"}}, "checkpoint_dri=x is not a setting; did you mean"),
+    ],
+)
+def test_what_makes_no_peer_is_refused(given: tuple[Any, Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=sentence):
+        Peer(*given, **settings)
 
 
 def test_a_peer_outside_its_run_says_so() -> None:
@@ -129,3 +135,83 @@ def test_under_join_single_arguments_override_single_variables(monkeypatch: pyte
         Peer(*parts(), run_id="other")
     monkeypatch.delenv(JOINED_FILE)
     assert Peer(*parts(), run_id="other")._local_config.given == {"run_id": "other", "role": "worker"}
+
+
+# -- a model and an optimizer are in one run at most
+
+
+@pytest.mark.usefixtures("no_node")
+def test_a_model_and_its_optimizer_enter_no_second_run() -> None:
+    """A cell of a notebook that runs again: the second Peer is refused when it is made, so that the variable keeps the
+    first one. One that was made before is refused when it enters. Once the first has left, both are free."""
+    model, optimizer = parts()
+    early = Peer(model, optimizer)
+    with Peer(model, optimizer):
+        again = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(UsageError, match=r"model=0.weight, 0.bias is in a run already.*close\(\)"):
+            Peer(nn.Sequential(model), again)
+        with pytest.raises(UsageError, match=r"optimizer=SGD is in a run already.*close\(\)"):
+            Peer(nn.Linear(2, 2), optimizer)
+        with pytest.raises(UsageError, match="is in a run already"):
+            early.__enter__()
+        with pytest.raises(UsageError, match="is in a run already"):  # the refused one has freed nothing
+            Peer(model, optimizer)
+    with Peer(model, optimizer):
+        pass
+
+
+def status_of_fork(work: Callable[[], int]) -> int:
+    """Have a forked process do this, and return what it gives."""
+    if not (child := os.fork()):
+        try:
+            os._exit(work())
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.usefixtures("no_node")
+def test_a_forked_process_is_in_no_run_and_counts_its_own_steps() -> None:
+    """A script may make the peer first, and then fork."""
+    model, optimizer = parts()
+    with Peer(model, optimizer):
+        assert status_of_fork(lambda: Peer(model, optimizer) is None) == 0
+    peer = AbsentPeer(model, optimizer)
+    optimizer.step()
+
+    def steps() -> int:
+        optimizer.step()
+        optimizer.step()
+        return peer.global_step
+
+    assert status_of_fork(steps) == 3
+    assert peer.global_step == 1
+
+
+# -- what a script reports
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_any_library_are_pythons_own() -> None:
+    """Also a loss that still has its graph; torch warns of nothing. Samples are whole."""
+    graph, narrow = torch.tensor(2.5, requires_grad=True), torch.tensor([2.5], dtype=torch.bfloat16)
+    for loss in (2.5, np.float32(2.5), graph, narrow):
+        assert (number("loss", loss), type(number("loss", loss))) == (2.5, float)
+    for samples in (32, 32.0, np.int64(32), torch.tensor(32), torch.tensor(32.0)):
+        assert (samples_of(samples), type(samples_of(samples))) == (32, int)
+    assert number("loss", None) is samples_of(None) is None
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), torch.tensor(1j), np.ones(2), 1j, "x", [1.0], 10**400])
+def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any) -> None:
+    with pytest.raises(ConfigError, match=r"held_out_loss=.* is not one number; report e\.g\. loss\.item\(\)"):
+        number("held_out_loss", loss)
+
+
+@pytest.mark.parametrize("samples", [-1, 0.5, float("nan"), float("inf"), 2**70, [3]])
+def test_what_can_be_no_samples_is_refused_in_one_sentence(samples: Any) -> None:
+    """Without a run, too, so that a mistake is found before the script takes part in one."""
+    said = r"samples=.* must be a whole number, 0 or more|samples=\[3\] is not one number; report how many samples"
+    for refuse in (samples_of, lambda given: AbsentPeer(None, None).report(samples=given)):
+        with pytest.raises(ConfigError, match=said):
+            refuse(samples)

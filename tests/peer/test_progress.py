@@ -1,4 +1,4 @@
-"""What becomes of local progress at a merge, and which samples count as dropped, for what reason: the record alone."""
+"""Which samples count as dropped, for what reason, and what is told of a sending: the record of progress alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2p_diloco.peer import progress
 from p2p_diloco.peer.progress import Blend, LocalProgress
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
-ALL, SINCE, SENT, NONE = Blend.ALL, Blend.SINCE, Blend.SENT, Blend.NONE
+ALL, SENT, NONE = Blend.ALL, Blend.SENT, Blend.NONE
 COUNTED, KEPT = Outcome(counted=True), Outcome()
 LEFT, PART, OLD = (Outcome(dropped=why) for why in (carry.LEFT, carry.PART, carry.OLD))
 BOTH = Outcome(counted=True, dropped=carry.SINCE)
@@ -26,9 +26,8 @@ LAYOUT = Layout.build([ParamSpec(name, (2,), "float32") for name in "ab"], 2)
 class Story:
     """The progress of a trainer whose model has two fragments of one size."""
 
-    def __init__(self, mix: float | None = None, weighting: str = "steps") -> None:
-        merge = {"merge": "rebase"} if mix is None else {"merge": "mix", "merge_alpha": mix}
-        self.record = LocalProgress(RunConfig(weighting=weighting, **merge), LAYOUT)
+    def __init__(self, weighting: str = "steps") -> None:
+        self.record = LocalProgress(RunConfig(weighting=weighting, merge="rebase"), LAYOUT)
         self.steps = self.samples = 0
         self.sent = 0, 0
         self.gone, self.lost = set[int](), set[int]()
@@ -36,13 +35,11 @@ class Story:
     def trains(self, steps: int = 1, samples: int = 0) -> None:
         self.steps, self.samples = self.steps + steps, self.samples + samples
 
-    def merges(
-        self, *outcomes: Outcome, landed: int | None = None, due: int | None = None, **happens: bool
-    ) -> list[Blend]:
+    def merges(self, *outcomes: Outcome, landed: int | None = None, **happens: bool) -> list[Blend]:
         """A merge of the first fragments with these outcomes: what becomes of each that is loaded."""
         told, trained = dict(enumerate(outcomes)), (self.steps, self.samples)
         bases = {"gone": self.gone, "lost": self.lost}
-        blends = self.record.merge(told, trained, landed=landed, due=due, **bases, **happens)
+        blends = self.record.merge(told, trained, landed=landed, due=None, **bases, **happens)
         self.gone, self.lost = self.gone - blends.keys(), self.lost - blends.keys()
         return [blend for _, blend in sorted(blends.items())]
 
@@ -58,15 +55,8 @@ class Story:
         """The exchange is over, and its result is merged."""
         return self.merges(*outcomes, landed=self.sent[0])
 
-    @property
-    def dropped(self) -> int:
-        return self.record.dropped_samples
-
     def reasons(self) -> dict[str, float]:
         return {why: samples for why, samples in self.record.dropped.items() if samples}
-
-
-# -- each reason for a drop
 
 
 def happens(story: Story, why: str) -> Blend:
@@ -105,7 +95,7 @@ def test_a_drop_says_why(why: str) -> None:
     story.trains(2)
     assert happens(story, why) == (SENT if why == progress.WENT_ON else NONE)
     assert story.reasons() == {why: SAMPLES[why] / 2}
-    assert story.dropped == SAMPLES[why] // 2
+    assert story.record.dropped_samples == SAMPLES[why] // 2
     story.trains(3)
     if why not in (progress.WENT_ON, progress.ENDED):
         assert story.merges(COUNTED) == [ALL]
@@ -113,60 +103,12 @@ def test_a_drop_says_why(why: str) -> None:
     assert story.reasons() == {why: SAMPLES[why] / 2}
 
 
-# -- the two outcomes
-
-
-@pytest.mark.parametrize(
-    ("since", "outcome", "blend"), [(4, COUNTED, SINCE), (4, KEPT, ALL), (0, COUNTED, NONE), (0, KEPT, ALL)]
-)
-def test_what_was_trained_since_stays(since: int, outcome: Outcome, blend: Blend) -> None:
-    """And what was sent, if it isn't counted. If nothing stays, the global value is loaded to the bit."""
-    story = Story()
-    story.trains(4)
-    story.sends()
-    story.trains(since)
-    assert story.lands(outcome) == [blend]
-    assert story.dropped == 0
-
-
-@pytest.mark.parametrize(("alpha", "dropped"), [(0.25, 1.5), (0.0, 2.0)])
-def test_mix_applies_to_counted_exchanges(alpha: float, dropped: float) -> None:
-    """The share of the local values that is not kept counts as dropped. What is not counted, or is counted by no
-    exchange of this moment, is carried."""
-    story = Story(alpha)
-    story.trains(4)
-    story.sends()
-    story.trains(4)
-    assert story.lands(COUNTED) == [Blend.MIX]
-    assert (story.dropped, story.reasons()) == (round(dropped), {})
-    story.sends()
-    story.trains(4)
-    assert story.lands(KEPT) == [ALL]
-    assert story.merges(COUNTED) == [SINCE]
-    assert story.dropped == round(dropped)
-
-
-@pytest.mark.parametrize("outcome", [COUNTED, KEPT, *LOG.values()])
-def test_on_a_base_that_was_changed_in_memory_nothing_is_known(outcome: Outcome) -> None:
-    """All since the sending is dropped, and what was sent if no state counts it; nothing is mixed."""
-    story = Story(0.5)
-    story.trains(4)
-    story.sends()
-    story.trains(2)
-    story.lost = {0}
-    assert story.lands(outcome) == [NONE]
-    assert story.dropped == (1 if outcome.counted else 3)
-
-
-# -- counters
-
-
 @pytest.mark.parametrize(
     ("weighting", "first", "again"), [("steps", 4.0, 1.0), ("samples", 40.0, 40.0), ("uniform", 1.0, 1.0)]
 )
 def test_weights(weighting: str, first: float, again: float) -> None:
     """Of what was trained since the fragment's last sending; where nothing was, of what is sent again; else nothing."""
-    story = Story(weighting=weighting)
+    story = Story(weighting)
     assert story.sends() == (WEIGHT_MIN, 0)
     story.trains(4, samples=40)
     assert story.sends() == (first, 40)

@@ -1,4 +1,5 @@
-"""Rank 0 and another rank, each in a thread, over a socket: their messages, and the effect of one's end."""
+"""Rank 0 and another rank, each in a thread, over a socket: their messages, and the effect of one's end.
+And models within wrappers, as torch.compile's: they have the names of the plain one, so both fit into one run."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from p2p_diloco.errors import NodeDied, P2PDilocoError, RankDied
 from p2p_diloco.peer import rank_hooks, ranks
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank_hooks import FarModel, OtherRanks, Rank0Client, Rank0Hook, Rank0Model, RankNHook
-from p2p_diloco.peer.ranks import Place
-from p2p_diloco.tensors.layout import Layout, specs_of
+from p2p_diloco.peer.ranks import Place, bare, group_of
+from p2p_diloco.peer.session import after_each_step
+from p2p_diloco.tensors.layout import Layout, specs_of, trainable
 
 BEGIN = Standing()
 WITHIN_S = 20.0
@@ -291,9 +293,7 @@ def test_strangers_are_no_ranks(
         assert rude.recv(100) == b""
 
 
-def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
-    listeners: tuple[socket.socket, socket.socket, Place],
-) -> None:
+def test_rank_0_does_not_wait_for_a_rank_that_gives_up(listeners: tuple[socket.socket, socket.socket, Place]) -> None:
     """A rank without a way gives up; then rank 0 is told, and stops."""
     near, far, place = listeners
     given_up = Event()
@@ -302,3 +302,56 @@ def test_rank_0_does_not_wait_for_a_rank_that_gives_up(
         assert ranks._reached(replace(place, path="/no such/path", addresses=()), 1) is None
         given_up.set()
         assert accepted.result(30.0) == {}
+
+
+# -- wrappers
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def with_a_compiled_part() -> nn.Module:
+    model = plain()
+    model[0] = compiled(model[0])
+    return model
+
+
+def compiled(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def test_a_compiled_step_does_not_trace_what_happens_after_it() -> None:
+    """Otherwise torch.compile would compile the exchange, and warn of each call that it can't trace."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    traced: list[bool] = []
+    stop = after_each_step(optimizer, lambda: traced.append(torch.compiler.is_compiling()))
+    model(torch.ones(4, 2)).sum().backward()
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    step()
+    step()
+    stop()
+    step()
+    assert traced == [False, False]
+
+
+def test_a_compiled_model_has_the_plain_names(tmp_path: Path) -> None:
+    """In what is exchanged, and in the global state_dict, which a plain model loads; also inside and around
+    DistributedDataParallel, where it is one peer of all ranks."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        copied = nn.parallel.DistributedDataParallel
+        wrapped = [compiled(copied(plain())), copied(compiled(plain()))]
+        for model in (compiled(plain()), with_a_compiled_part(), *wrapped):
+            made = bare(model)
+            assert made is not None
+            assert specs_of(made) == specs_of(plain())
+            values = {name: torch.full_like(parameter, 7.0) for name, parameter in trainable(made).items()}
+            reference = plain()
+            reference.load_state_dict(with_global_values(made, values))
+            assert all((parameter == 7.0).all() for parameter in reference.parameters())
+        groups = [group_of(model) for model in wrapped]
+        assert [group.rank.count for group in groups if group is not None] == [1, 1]
+    finally:
+        distributed.destroy_process_group()

@@ -142,14 +142,6 @@ def test_a_newer_loop_ends_an_older_one() -> None:
     assert next(newer).tolist() == run.shard.indices(((10, 15),))
 
 
-def test_it_is_no_sampler() -> None:
-    """A DataLoader draws samples before it delivers them; the error names the loader."""
-    with pytest.raises(UsageError, match=r"shard\.loader"):
-        next(iter(torch.utils.data.DataLoader(Samples(), sampler=Run().shard)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        len(Run().shard)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -206,38 +198,29 @@ class Turned(Ordered):
         self.told.append(self.order(seed, positions).tolist())
 
 
-def test_a_data_set_may_choose_its_order_and_hears_what_comes() -> None:
-    """It is told before its samples are read; its fingerprint is what the peers must agree on."""
-    dataset = Turned()
-    data, found = data_set(dataset, "train", 1, "")
-    assert (data.fingerprint, found) == ("abc", dataset)
-    assert data_set(dataset, "train", 1, "other")[0].fingerprint == "other"
+def test_outside_a_run_one_peer_has_all() -> None:
+    """A script that `join` didn't start trains on every sample of each epoch, and its loader ends. A data set may
+    choose its order, and is told before its samples are read."""
+    dataset, seen = Turned(), list[int]()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    shard = AbsentPeer(None, optimizer).shard(dataset, epochs=1)
-    seen: list[int] = []
-    for batch in shard.loader(10):
+    peer = AbsentPeer(None, optimizer)
+    shard = peer.shard(dataset, epochs=2)
+    for batch in shard.loader(7):
         assert {*batch.tolist()} <= {sample for told in dataset.told for sample in told}
         seen += batch.tolist()
         optimizer.step()
-    assert seen == list(range(LENGTH))[::-1]
-
-
-def test_outside_a_run_one_peer_has_all() -> None:
-    """A script that `join` didn't start trains on every sample of each epoch, and its loader ends."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    parameter.grad = torch.zeros(1)
-    peer, seen = AbsentPeer(None, optimizer), list[int]()
-    shard = peer.shard(Samples(), epochs=2)
-    for batch in shard.loader(7):
-        seen += batch.tolist()
-        optimizer.step()
-    assert sorted(seen) == sorted([*range(LENGTH)] * 2)
+    assert seen == 2 * list(range(LENGTH))[::-1]
     assert shard.complete
-    assert len([*zip(range(50), peer.shard(LENGTH, name="endless").loader(), strict=False)]) == 50
-    assert peer.shard(Samples(), epochs=2) is shard
+    assert peer.shard(dataset, epochs=2) is shard
     with pytest.raises(ConfigError, match="name"):
-        peer.shard(Samples(), epochs=3)
+        peer.shard(dataset, epochs=3)
+    assert len([*zip(range(50), peer.shard(LENGTH, name="endless").loader(), strict=False)]) == 50
+
+
+def test_a_data_sets_own_fingerprint_is_what_peers_must_agree_on() -> None:
+    dataset = Turned()
+    assert data_set(dataset, "train", 1, "")[0].fingerprint == "abc"
+    assert data_set(dataset, "train", 1, "other")[0].fingerprint == "other"
 
 
 # -- supply

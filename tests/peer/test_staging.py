@@ -1,14 +1,17 @@
-"""Carrying values between a device and the host, without a device: the copies are real, the streams are played."""
+"""Carrying values between a device and the host, without a device: the copies are real, the streams are played. And
+what a trainer tells of its devices."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.peer.devices import Copies, CudaCopies, Staging
+from p2p_diloco.peer.devices import Copies, CudaCopies, Staging, memory_reserved
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -76,15 +79,10 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
         "fetch 1", "wait 0", "work 2", "store 0",
         "wait 1", "work 3", "store 1", "end",
     ]  # fmt: skip
-
-
-def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:
-    """Whatever ends the work, the trainer's stream still waits for what was begun."""
-    copies = LateCopies()
     turns = Staging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
     next(turns)
     turns.close()  # type: ignore[attr-defined]
-    assert copies.log[-1] == "end"
+    assert copies.log[-1] == "end", "whatever ends the work, the trainer's stream still waits for what was begun"
 
 
 class Model(nn.Module):
@@ -132,50 +130,15 @@ def test_staged_parameters_come_out_like_those_in_place(
     assert torch.equal(here[2], there[2])
 
 
-class PlayedCuda:
-    """What `CudaCopies` uses of torch.cuda, with a log in place of a device."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        log = self.log
-
-        class Stream:
-            def __init__(self, device: object = None) -> None:
-                self.name = "side" if device is not None else "training"
-
-            def wait_stream(self, other: Stream) -> None:
-                log.append(f"{self.name} waits for {other.name}")
-
-            def __enter__(self) -> None:
-                log.append(f"on {self.name}")
-
-            def __exit__(self, *_: object) -> None:
-                log.append("off")
-
-        class Event:
-            def record(self, stream: Stream) -> None:
-                log.append(f"recorded on {stream.name}")
-
-            def synchronize(self) -> None:
-                log.append("waited for")
-
-        self.Stream, self.Event = Stream, Event
-        self._training = Stream()
-
-    def stream(self, stream: Any) -> Any:
-        return stream
-
-    def current_stream(self, device: object) -> Any:
-        return self._training
-
-
 def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The side stream begins after the trainer's kernels, each copy is made on it and marked by an event that the host
     waits for, and the trainer's next kernels come after the last copy."""
-    played = PlayedCuda()
+    cuda = MagicMock()
     for name in ("Stream", "Event", "stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(played, name))
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     copies = CudaCopies(torch.device("cuda", 0))
+    side, training = cuda.Stream.return_value, cuda.current_stream.return_value
+    cuda.reset_mock()
     vector, host = torch.ones(4), torch.zeros(4)
     copies.begin()
     copies.fetch(0, host, vector)
@@ -183,42 +146,26 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     copies.store(0, host.mul_(3), vector)
     copies.end()
     assert vector.tolist() == [3.0] * 4
-    made = ["on side", "off", "recorded on side"]
-    assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
+    block = [call.stream(side), call.stream().__enter__(), call.stream().__exit__(None, None, None)]
+    made = [*block, call.Event().record(side)]
+    device = call.current_stream(torch.device("cuda", 0))
+    before, after = call.Stream().wait_stream(training), call.current_stream().wait_stream(side)
+    assert cuda.mock_calls == [device, before, *made, call.Event().synchronize(), *made, device, after]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that creates its tensors on another device by default exchanges as any other does."""
-    model = nn.Linear(3, 2, bias=False)
-    layout = Layout.build(specs_of(model))
-    theta, delta = torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)
-    with torch.device("meta"):
-        assert torch.zeros(1).is_meta
-        if staged:
-            monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: Staging(Copies()))
-        local = LocalModel(model, layout, theta, torch.zeros(0), delta)
-        local.write_theta()
-        values = theta.clone()
-        theta += 1.0
-        assert local.write_delta(local.slices)
-        local.merge(dict.fromkeys(local.slices, Blend.NONE))
-        local.keep_values()
-    assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
-    assert torch.equal(model.weight.detach().view(-1), values + 1.0)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25])
-@pytest.mark.parametrize("blend", BLENDS)
-def test_only_values_that_a_merge_reads_are_fetched(
-    blend: Blend, share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("used", "told"), [(True, (8, 10 + 160)), (False, (0, 0))])
+def test_the_devices_that_this_process_uses_are_counted(
+    used: bool, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the bytes stay off the bus where a merge only loads values."""
-    copies = LateCopies()
-    monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: Staging(copies))
-    model = Model(torch.float32)
-    layout = Layout.build(specs_of(model))
-    local = LocalModel(model, layout, *torch.zeros(3, layout.numel), share=share)
-    local.merge(dict.fromkeys(local.slices, blend))
-    fetches = any(line.startswith("fetch") for line in copies.log)
-    assert fetches == (share > 0 if blend is Blend.MIX else blend in (Blend.ALL, Blend.SINCE))
+    """Another device of the machine is not. A process that uses none asks no further question, which would start CUDA
+    and take memory of a GPU."""
+
+    def reserved(device: int) -> int:
+        assert used
+        return [3, 0, 5][device]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda at: SimpleNamespace(total_memory=10 * 4**at))
+    assert memory_reserved() == told

@@ -1,4 +1,5 @@
-"""A written model loads as what it was: names, tied parameters, buffers, dtypes; and nothing is overwritten."""
+"""A model's card: what it says of the model, and that a card from a stranger does no harm. A written model loads as
+what it was: names, tied parameters, buffers, dtypes; and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -6,16 +7,132 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.tensors import export
-from p2p_diloco.tensors.card import ModelCard, card_of
+from p2p_diloco.tensors import buffers, export
+from p2p_diloco.tensors import card as cards
+from p2p_diloco.tensors.buffers import exchanged
+from p2p_diloco.tensors.card import CARD_BYTES_MAX, ModelCard, card_of
+from p2p_diloco.tensors.export import assemble
 from p2p_diloco.tensors.layout import Layout, specs_of
-from tests.tensors.test_card import Config, Tied
+
+
+class Tied(nn.Module):
+    """An embedding tied to the output, a normalisation with running statistics, a frozen scale, a local buffer."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.full((2,), 3.0), requires_grad=False)
+        self.register_buffer("cache", torch.ones(9), persistent=False)
+
+
+class Config:
+    def to_json_string(self) -> str:
+        return json.dumps({"model_type": "tied", "architectures": None})
+
+
+def test_a_card_names_what_the_state_dict_has() -> None:
+    """All entries in order, the tied name with the first one, and the values of what is not trained; also after it was
+    packed."""
+    model = Tied()
+    card = card_of(model)
+    model.norm(torch.randn(8, 4))  # the values are copies
+    for each in (card, ModelCard.unpack(card.pack())):
+        assert each is not None
+        assert each.names == tuple(model.state_dict())
+        assert each.tied == {"head.weight": "embed.weight"}
+        assert {name: value.tolist() for name, value in each.rest.items()} == {
+            "scale": [3.0, 3.0],
+            "norm.running_mean": [0.0] * 4,
+            "norm.running_var": [1.0] * 4,
+            "norm.num_batches_tracked": 0,
+        }
+        assert each.rest["norm.num_batches_tracked"].dtype == torch.int64
+        assert each.files == {}
+
+
+def test_a_value_that_no_file_holds_is_left_out_alone() -> None:
+    """The card has the other values, so an export names one entry as missing."""
+    quantised, complex_ = torch.empty(2, dtype=torch.quint8), torch.ones(2, dtype=torch.complex128)
+    for value in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), complex_, quantised):
+        model = Tied()
+        model.register_buffer("odd", value)
+        card = ModelCard.unpack(card_of(model).pack())
+        assert card is not None
+        assert "odd" in card.names
+        assert {*card.rest} == {*card_of(Tied()).rest}
+
+
+def test_a_card_has_no_values_that_the_run_has() -> None:
+    """And an aliased buffer is one entry with two names, as a tied parameter is."""
+    model = Tied()
+    model.register_buffer("mean", model.norm.running_mean)
+    card = card_of(model, exchanged(model))
+    assert {*card.rest} == {"scale"}
+    assert card.tied == {"norm.running_mean": "mean", "head.weight": "embed.weight"}
+    layout = Layout.build(specs_of(model), buffers=buffers.specs_of(model))
+    made = assemble(layout, torch.full((layout.numel,), 2.0), card)
+    assert made.tensors["mean"].tolist() == [2.0] * 4
+    assert made.tied["norm.running_mean"] == "mean"
+    assert made.missing == ()
+    assert made.parameters == layout.numel - sum(spec.numel for spec in layout.buffers)
+
+
+def test_a_configuration_is_in_the_card_with_the_models_class() -> None:
+    model: Any = Tied()
+    model.config = Config()
+    assert json.loads(card_of(model).files["config.json"]) == {"model_type": "tied", "architectures": ["Tied"]}
+    model.config = type("Bad", (), {"to_json_string": lambda self: "{no json"})()
+    assert card_of(model).files == {}
+
+
+def test_many_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names stay, so that an export can say what it lacks."""
+    monkeypatch.setattr(cards, "REST_BYTES_MAX", 8)
+    card = card_of(Tied())
+    assert not card.rest
+    assert "scale" in card.names
+    monkeypatch.setattr(cards, "CARD_BYTES_MAX", 50)
+    assert card_of(Tied()).pack() == b"", "a card that is too long is none"
+
+
+def packed(*fields: object) -> bytes:
+    return bytes(msgpack.packb(list(fields)))
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        b"",
+        b"\xc1",
+        None,
+        b"x" * (CARD_BYTES_MAX + 1),
+        packed(1, [], {}, {}),
+        packed(2, [], {}, {}, b""),
+        packed(1, [7], {}, {}, b""),
+        packed(1, [""], {}, {}, b""),
+        packed(1, ["x" * 5000], {}, {}, b""),
+        packed(1, [], {"a": 1}, {}, b""),
+        packed(1, [], {}, {"../x": "{}"}, b""),
+        packed(1, [], {}, {"config.json": b"{}"}, b""),
+        packed(1, [], {}, {}, b"no tensors"),
+    ],
+)
+def test_what_is_no_card_is_none(stranger: object) -> None:
+    assert ModelCard.unpack(stranger) is None
+
+
+# -- exports
+
 
 TOLD = {"run_id": "r", "epoch": "3", "digest": "d"}
 
@@ -131,35 +248,6 @@ def test_hf_is_cut_into_files_with_an_index(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float16"
 
 
-def gpt2(transformers: Any) -> Any:
-    config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
-    return transformers.GPT2LMHeadModel(config)
-
-
-def t5(transformers: Any) -> Any:
-    config = transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    return transformers.T5ForConditionalGeneration(config)
-
-
-def resnet(transformers: Any) -> Any:
-    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
-    return transformers.ResNetForImageClassification(config)
-
-
-@pytest.mark.parametrize(
-    ("build", "dtype", "part_bytes"), [(gpt2, "keep", 1000), (t5, "bfloat16", 10**9), (resnet, "keep", 10**9)]
-)
-def test_from_pretrained_restores_the_state_dict(build: Any, dtype: str, part_bytes: int, tmp_path: Path) -> None:
-    """Every entry of it, in the dtype that was asked for: tied or not, with buffers, in one file or several."""
-    transformers = pytest.importorskip("transformers")
-    model = build(transformers)
-    written(tmp_path, "hf", dtype, model=model, part_bytes=part_bytes)
-    loaded, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    wanted = expected(model if dtype == "keep" else model.to(torch.bfloat16))
-    assert same(loaded.state_dict(), wanted)
-
-
 def test_hf_needs_a_configuration_and_all_values(tmp_path: Path) -> None:
     """A folder that `from_pretrained` would fill up with random values is never written."""
     with pytest.raises(ConfigError, match=r"--format=hf needs the model's config\.json"):
@@ -196,9 +284,3 @@ def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
         written(tmp_path, "safetensors", replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(ConfigError, match="can't be a folder for the model"):
-        written(tmp_path / "x", "safetensors")

@@ -71,9 +71,14 @@ def test_topk_sends_the_largest_of_each_chunk(flat: Tensor) -> None:
 
 
 def test_topk_sends_the_first_of_equals() -> None:
+    """Of each chunk, also of a slice that is decoded in several blocks."""
     flat = torch.full((CHUNK + 130,), -2.0)
     decoded = codec.decode(codec.encode(flat, "topk"), "topk", len(flat))
     assert decoded.nonzero().flatten().tolist() == [*range(64), CHUNK, CHUNK + 1, CHUNK + 2]
+    long = torch.zeros(2**18 + 5000)
+    long[-1] = 1.0
+    blocks = [block.clone() for block in codec.decode_blocks(codec.encode(long, "topk"), "topk", len(long))]
+    assert torch.equal(torch.cat(blocks), long)
 
 
 garbage = st.binary(max_size=400)

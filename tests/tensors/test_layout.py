@@ -127,16 +127,6 @@ def test_equal_parameters_are_cut_into_nearly_equal_fragments():
     assert sorted(len(f) for f in partition.contiguous([1] * 10, 4)) == [2, 2, 3, 3]
 
 
-def test_strided_deals_blocks_round_and_balances_the_rest():
-    """Block i goes to fragment i mod N; the embedding (40 elements), then the head, fill what is smallest."""
-    model = Blocks(5)
-    plan = FragmentPlan(model, 2, 10, "strided")
-    for i in range(5):
-        assert plan.fragment_of[f"blocks.{i}.weight"] == plan.fragment_of[f"blocks.{i}.bias"] == i % 2
-    assert plan.fragment_of["embed.weight"] == 1  # 3 blocks against 2: the smaller one
-    assert plan.fragment_of["head.weight"] == 0
-
-
 @pytest.mark.parametrize(
     ("names", "sizes", "fragments"),
     [
@@ -159,9 +149,6 @@ def test_only_trainable_parameters_are_trained():
     model.register_parameter("empty", nn.Parameter(torch.empty(0)))
     assert list(trainable(model)) == ["0.weight", "1.weight", "1.bias"]
     assert Layout.build(specs_of(model)).numel == 9 + 3 + 3
-
-
-def test_a_model_without_trainable_parameters_is_refused():
     with pytest.raises(ConfigError, match=r"model=Linear has no trainable parameter; set requires_grad"):
         trainable(nn.Linear(2, 2).requires_grad_(False))
 

@@ -21,16 +21,6 @@ def test_a_byte_alters_no_logits_before_it() -> None:
         assert not torch.allclose(before[:, t], after[:, t])
 
 
-def test_the_head_is_the_token_embedding() -> None:
-    """One parameter under two names: counted once, and both names change together."""
-    model = GPT(SMALL)
-    assert model.head.weight is model.tokens.weight
-    assert {"tokens.weight", "head.weight"} <= model.state_dict().keys()
-    names = [name for name, _ in model.named_parameters()]
-    assert "tokens.weight" in names
-    assert "head.weight" not in names
-
-
 def test_one_seed_is_one_model_whatever_was_drawn_before() -> None:
     """Equal seeds give equal bits, other seeds other models; torch's own random state has no say."""
     first = GPT(SMALL)

@@ -1,9 +1,11 @@
-"""Learning rates, by numbers."""
+"""Learning rates, by numbers; and settings that don't fit."""
 
 from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.train import learning_rate, run_horizon
 
 
@@ -12,22 +14,10 @@ def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_rati
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.2), (4, 1.0), (9, 2.0), (10, 2.0), (35, 1.7363961), (60, 1.1), (110, 0.2), (5000, 0.2)],
+    ("step", "rate"), [(0, 0.2), (4, 1.0), (9, 2.0), (10, 2.0), (35, 1.7363961), (60, 1.1), (110, 0.2), (5000, 0.2)]
 )
 def test_a_line_up_and_half_a_cosine_down(step: int, rate: float) -> None:
     assert _rate(step) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize("step", [0, 9, 10, 60, 110])
-def test_a_newcomer_rises_to_the_runs_rate_in_its_own_first_steps(step: int) -> None:
-    """However far the run has gone: a tenth of what the others have, then two tenths, from its tenth step on all."""
-    others = learning_rate(step, own_step=1000, horizon=110, peak=2.0, warmup_steps=10, min_ratio=0.1)
-    rates = [
-        learning_rate(step, own_step=own, horizon=110, peak=2.0, warmup_steps=10, min_ratio=0.1)
-        for own in (0, 4, 8, 9, 10, 50)
-    ]
-    assert rates == pytest.approx([others * share for share in (0.1, 0.5, 0.9, 1, 1, 1)])
 
 
 def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
@@ -40,3 +30,19 @@ def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
     assert run_horizon(epochs=30, sync_every=20, own_steps=50, submitters=3) == 200
     assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
     assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"width": 30, "heads": 4}, "width=30 is not a multiple of heads=4; choose e.g. width=28"),
+        ({"width": 3, "heads": 4}, "width=3 is not a multiple of heads=4; choose e.g. width=4"),
+        ({"shard_index": 2, "num_shards": 2}, "shard_index=2 must be less than num_shards=2; choose 0 to 1"),
+        ({"shard_index": 1}, "shard_index=1 names a part of a text that isn't split; give num_shards too"),
+        ({"batchsize": 4}, "batchsize=4 is not a setting; did you mean batch_size?"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainerConfig.model_validate(values)
+    assert str(refused.value) == sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.text import Batches
@@ -29,11 +29,9 @@ TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval
 PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n in range(3000))
 
 
-class FakePeer:
+class FakePeer(AbsentPeer):
     """A run of one that counts, remembers what it was told, and does as its test says."""
 
-    peers = 1
-    sync_count, waiting_time_s, bytes_sent, bytes_received = 7, 1.5, 1000, 2000
     digest = "agreed"
 
     def __init__(
@@ -48,20 +46,15 @@ class FakePeer:
         peer_id: str = "fake",
         **_: object,
     ) -> None:
-        self.peer_id = peer_id
-        self.config = config
-        self.global_step = joined_at
+        super().__init__(model, optimizer)
+        self.config, self.global_step, self.peer_id = config, joined_at, peer_id
         self.parameters: Mapping[str, Tensor] = GPT(GPTConfig(1, 16, 2, 16, seed=99)).state_dict()  # no peer's own
         self.told: list[tuple[str, float]] = []
         self.held_out: list[float] = []
         self.rates: list[float] = []
-        self.paused = 0
+        self.paused, self._pausing = 0, False
         self.left_with: type[BaseException] | str | None = "not left"
-        self._ends_at_epoch = ends_at_epoch
-        self._on_report = on_report
-        self._pausing = False
-        optimizer.register_step_post_hook(self._step)
-        self._optimizer = optimizer
+        self._optimizer, self._ends_at_epoch, self._on_report = optimizer, ends_at_epoch, on_report
 
     @property
     def epoch(self) -> int:
@@ -71,26 +64,17 @@ class FakePeer:
     def finished(self) -> bool:
         return self._ends_at_epoch is not None and self.epoch >= self._ends_at_epoch
 
-    @property
-    def metrics(self) -> FakePeer:
-        return self
-
-    def report(
-        self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
-    ) -> None:
+    def report(self, *, samples: int | None = None, held_out_loss: float | None = None, **_: Any) -> None:
         if held_out_loss is not None:
             self.held_out.append(held_out_loss)
             return
-        assert loss is not None
-        assert samples is not None
-        self.told.append(("report", samples))
+        self.told.append(("report", samples or 0))
         if self._on_report is not None:
             self._on_report(self)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        self.paused += 1
-        self._pausing = True
+        self.paused, self._pausing = self.paused + 1, True
         yield
         self._pausing = False
 
@@ -98,14 +82,10 @@ class FakePeer:
         assert self._pausing or self.left_with is None, "evaluation was not announced"
         return self.parameters
 
-    def __enter__(self) -> FakePeer:
-        self.left_with = "inside"
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.left_with = kind
 
-    def _step(self, *_: object) -> None:
+    def _count(self) -> None:
         assert not self._pausing
         self.told.append(("step", 1))
         self.rates.append(self._optimizer.param_groups[0]["lr"])
@@ -161,13 +141,6 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
 
 
-def test_training_stops_when_the_run_is_finished() -> None:
-    """Not one inner step more than the run asks for."""
-    at = _train({"ends_at_epoch": 3}, sync_every=4)
-    assert at.stopped == "finished"
-    assert at.progress.steps == 12
-
-
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
     """A peer that joins at step 30 of 40 rises in its own first steps to the rate that the others have by then."""
     config = TINY.model_copy(update={"warmup_steps": 4})
@@ -205,17 +178,6 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
         train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
-
-
-def test_training_goes_on_if_the_folder_of_the_rows_is_deleted(tmp_path: Path) -> None:
-    """The file is opened once: training needs its folder no more."""
-    at = _setting()
-    peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=2), ends_at_epoch=1)
-    (tmp_path / "logs").mkdir()
-    with Progress(tmp_path / "logs" / "rows.jsonl") as progress:
-        shutil.rmtree(tmp_path / "logs")
-        train(at.model, at.optimizer, peer, at.batches, at.judged, TINY, progress)
-    assert progress.steps == 2
 
 
 def test_gradients_are_clipped() -> None:
