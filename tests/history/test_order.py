@@ -41,7 +41,7 @@ def arrivals(entries: list[Entry]) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a world is slow
+@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a world is slow
 @given(
     wrong=st.fixed_dictionaries({peer: st.floats(-FIVE_MINUTES_S, FIVE_MINUTES_S) for peer in PEERS}),
     delay=st.sampled_from((0.001, 0.02, 0.3)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange
 
 FOUR = Layout.build([ParamSpec("w", (4,), "float32")], slice_elements=2)
 
@@ -53,30 +53,12 @@ def test_a_trainer_that_stands_still_needs_no_copy_of_its_base() -> None:
     assert (made.kept, made.gone) == ({0}, set())
 
 
-def test_before_anything_is_loaded_nothing_is_kept() -> None:
-    """A newcomer's own parameters are overwritten by the run's, and no memory is taken for them."""
-    made = Bases(FOUR, torch.zeros(4), torch.full((4,), -1.0))
-    made.keep(0)
-    assert (made.kept, made.gone) == (set(), {0, 1})
-    assert made._base.tolist() == [-1.0] * 4
-
-
-def test_what_was_changed_in_memory_is_no_base() -> None:
-    """The corrupted values are not kept. Once the trainer has loaded the new ones, these are its base."""
-    made = bases()
-    made.keep(0, damaged=True)
-    assert (made.kept, made.gone, made.lost) == (set(), set(), {0})
-    made.loaded([0])
-    assert made.lost == set()
-    assert 0 in made.read
-
-
 @pytest.mark.parametrize("stands", [True, False])
 @awaited
-async def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
+async def test_a_trainer_hears_where_its_base_is(stands: bool) -> None:
     """A trainer that stands still during its exchange needs no memory beside θ; one that trains finds the old base in
     `base`, once."""
-    peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
+    peer = MemoryPeer(MemoryNetwork(), "a", QUICK, sizes=(2,))
     await peer.enter(theta=5.0)
     await peer.ask("read", "readable")
     peer.tell("have read", loaded=[])  # a look at the global values moves no base
@@ -92,18 +74,21 @@ async def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[s
     assert (later["kept"], later["gone"], later["outcomes"]) == ([], [], [])
 
 
+async def two_after_a_round(**config: Any) -> list[MemoryPeer]:
+    peers = await entered("ab", {**QUICK, "start_peers": 2, **config}, sizes=(3,))
+    await exchange(*peers)
+    return peers
+
+
 @pytest.mark.usefixtures("memory_is_always_looked_at")
 @awaited
-async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_base_that_was_changed_in_memory_is_mended_first() -> None:
     """The base is repaired before a pseudo-gradient is computed from it, so no progress is lost."""
-    network = MemoryNetwork()
-    a, b = (memory_peer(network, name, {**quick, "start_peers": 2}, sizes=(3,)) for name in "ab")
-    await asyncio.gather(a.enter(), b.enter())
-    await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+    a, b = await two_after_a_round()
     true = a.memory.theta.tolist()
     assert b.memory.theta.tolist() == true
     b.memory.theta[1] += 1.0
-    load = await b.merge()
+    await b.merge()
     assert b.memory.theta.tolist() != true  # nothing is measured
     load = await b.merge(measures=True)
     assert b.memory.theta.tolist() == true
@@ -112,19 +97,12 @@ async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: An
 
 @pytest.mark.usefixtures("memory_is_always_looked_at")
 @awaited
-async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
-    memory_peer: Any, quick: dict[str, Any]
-) -> None:
+async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by() -> None:
     """Their commit is computed on what was changed, found wrong, and fetched; what was trained can't be told then."""
-    network = MemoryNetwork()
-    config = {**quick, "start_peers": 2, "round_timeout": 1.0}
-    a, b = (memory_peer(network, name, config, sizes=(3,)) for name in "ab")
-    await asyncio.gather(a.enter(), b.enter())
-    await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+    a, b = await two_after_a_round(round_timeout=1.0)
     b.memory.theta[1] += 1.0
     await a.exchange(1.0)  # b trains
-    while b.memory.theta.tolist() != a.memory.theta.tolist():
-        await asyncio.sleep(0.02)
+    await until(lambda: b.memory.theta.tolist() == a.memory.theta.tolist())
     load = await b.merge(measures=True)
     assert (load["kept"], load["lost"]) == ([], [0])
     assert not b.memory.base.any()
@@ -133,14 +111,13 @@ async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
 @pytest.mark.usefixtures("memory_is_always_looked_at")
 @awaited
 async def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wait for a repair is bounded, because no peer may have the slice; the log names the slices."""
     monkeypatch.setattr(Rules, "mended_within", 0.05)
     monkeypatch.setattr(Fetching, "repaired", lambda self, fragment: (0,))
 
-    peer = memory_peer(MemoryNetwork(), "a", {**quick, "heartbeat_timeout": 20.0}, sizes=(3,))
-    await peer.enter()
+    (peer,) = await entered("a", {**QUICK, "heartbeat_timeout": 20.0}, sizes=(3,))
     await peer.exchange(1.0)
     peer.memory.theta[1] += 1.0
     assert (await peer.merge(measures=True))["due"] == 0

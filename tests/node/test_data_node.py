@@ -23,7 +23,7 @@ from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import plays
-from tests.node.conftest import QUICK
+from tests.node.conftest import QUICK, MemoryPeer
 
 SLICES = 8
 
@@ -301,20 +301,6 @@ async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
 
 
 @plays(live)
-async def test_few_slices_are_fetched_ahead_at_a_time(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one is there, the next one is asked for, until all are there."""
-    monkeypatch.setattr(fetching, "AHEAD", 2)
-    a = await nodes.add("a")
-    await nodes.read(0)
-    nodes.network.delay_s = 0.01
-    data_set = next(iter(nodes.reader._data_sets.values()))
-    nodes.reader.soon(data_set.manifest.identity, list(range(SLICES)))
-    while sum(a.sent.values()) < SLICES:
-        assert len(data_set.fetching) <= 2
-        await asyncio.sleep(0.001)
-
-
-@plays(live)
 async def test_a_slice_is_asked_for_where_it_was_refused_least(nodes: Nodes) -> None:
     """Among equals where fewest are under way; nowhere before the time to try again has come."""
     await nodes.add("a")
@@ -393,13 +379,15 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
     assert await waits == [line(1)]
 
 
-def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> None:
+def test_a_peer_in_a_run_reads_at_its_door(
+    tmp_path: Path,
+) -> None:
     """What a data node sends, and the end of its connection, reach the replica by no event; the peer itself answers no
     question for data."""
 
     async def life() -> None:
         network = MemoryNetwork()
-        peer = memory_peer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
+        peer = MemoryPeer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
         await peer.enter()
         inbox = Inbox()
         transport = network.join("a", inbox)

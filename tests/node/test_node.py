@@ -17,13 +17,16 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Leave, Mean, Slice, Want, What
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.node.common import EventQueue
+from p2p_diloco.node.history import History
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.patience import plays
-from tests.node.round_peers import common_of
 
 BASE = Version(0, 0, 0, "0" * 32)
 
@@ -88,6 +91,24 @@ class Reader:
         self.on_load()
 
 
+def common_of(run: Run, replica: Any, work: SliceWork, outbox: Outbox) -> Any:
+    """In the place of a node's `Common`: what its loop uses."""
+    inbox = Inbox()
+    of = {"run": run, "replica": replica, "work": work, "outbox": outbox, "transport": outbox._transport}
+    return SimpleNamespace(
+        **of,
+        signatures=SimpleNamespace(signed=lambda message: message),
+        inbox=inbox,
+        refusals=inbox.refusals,
+        events=EventQueue(),
+        history=History(),
+        ledger=Ledger(OF_EXCHANGE),
+        event_log=SimpleNamespace(named=lambda text: text, note=lambda kind, text: None),
+        shared=SimpleNamespace(reconnections=0),
+        deaths=SimpleNamespace(notice=lambda death: None),
+    )
+
+
 class Table:
     """A node with all of these, and its loop running."""
 
@@ -96,8 +117,7 @@ class Table:
         self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
         work = SliceWork(run, torch.zeros(2), lambda *of: b"")
         outbox = Outbox(self.wires)  # type: ignore[arg-type]
-        unsigned: Any = SimpleNamespace(signed=lambda message: message)
-        common: Any = common_of(run, self.replica, work, outbox, unsigned)
+        common = common_of(run, self.replica, work, outbox)
         audits: Any = SimpleNamespace(made=lambda *_: None, applied=lambda effect: None)
         self.node = Node(common, self.trainer, audits, lambda: None)  # type: ignore[arg-type]
         self.events = self.node.events

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.node.conftest import entered
+
 pytest.importorskip("opentelemetry.proto", reason="the extra otlp is not installed")
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -26,7 +28,6 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node import otlp
 from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, served, told
-from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.test_metrics import FULL, at
 
@@ -141,13 +142,10 @@ def test_an_endpoint_is_a_url(wrong: str) -> None:
 
 
 @awaited
-async def test_a_peer_sends_while_it_lives(
-    collector: Received, memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_sends_while_it_lives(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own status, again and again, if `otlp_endpoint` names a collector."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-    peer = memory_peer(MemoryNetwork(), "a", quick, otlp_endpoint=collector.url)
-    await peer.enter()
+    (peer,) = await entered("a", otlp_endpoint=collector.url)
     await peer.exchange(1.0)
     while not collector.requests or collector.values().get(("epoch", "")) != 1.0:
         await asyncio.sleep(0.05)

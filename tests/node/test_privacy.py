@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import Refused
-from p2p_diloco.net.certificates import RunKey
-from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node import board, privacy, run_record
 from p2p_diloco.node.shared import Setup
-from tests.net.members import id_of
+from tests.net.members import ADDRESS, KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import specs
 
-KEY, OTHER = RunKey(b"k" * 32), RunKey(b"o" * 32)
-FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
+NEAR = ADDRESS.replace("192.0.2.1", "127.0.0.1")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "FOUNDERS_MEET_S", 0.05)
     monkeypatch.setattr(board, "LOOK_EVERY_S", 0.01)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # `run` bounds the wait
-        await asyncio.sleep(0.01)
 
 
 def join(network: MemoryNetwork, name: str) -> MemoryTransport:
@@ -47,14 +38,17 @@ def setup(model: bool = True, **local: Any) -> Setup:
 @pytest.mark.parametrize(
     ("local", "private"),
     [
-        ({"initial_peers": [FAR], "found": True}, True),
-        ({"initial_peers": [FAR]}, False),
+        ({"initial_peers": [ADDRESS], "found": True}, True),
+        ({"initial_peers": [ADDRESS]}, False),
         ({"host_maddrs": ["/ip4/0.0.0.0/tcp/0"]}, True),
         ({"announce_maddrs": ["/ip4/192.0.2.1/tcp/1"]}, True),
-        ({"initial_peers": [FAR], "found": True, "open": True}, False),
-        ({"initial_peers": [FAR], "found": True, "role": "aggregator", "model": False}, False),
+        ({"initial_peers": [ADDRESS], "found": True, "open": True}, False),
+        ({"initial_peers": [ADDRESS], "found": True, "role": "aggregator", "model": False}, False),
         ({}, False),
-        ({"initial_peers": [FAR.replace("192.0.2.1", "127.0.0.1")], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}, False),
+        (
+            {"initial_peers": [ADDRESS.replace("192.0.2.1", "127.0.0.1")], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]},
+            False,
+        ),
     ],
 )
 @awaited
@@ -70,17 +64,17 @@ async def test_a_run_of_that_name_is_not_founded_again() -> None:
     network = MemoryNetwork()
     await run_record.BOARD.store(join(network, "open"), "r", b"the record of an open run")
     newcomer = join(network, "newcomer")
-    assert not await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
+    assert not await privacy.founds_privately(setup(initial_peers=[ADDRESS]), newcomer)
     await privacy.claim(join(network, "founder"), "r", KEY.public)
     with pytest.raises(Refused, match=r"run_id=r is the name of a private run; ask for an invitation.*--invite r"):
-        await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
+        await privacy.founds_privately(setup(initial_peers=[ADDRESS]), newcomer)
 
 
 @awaited
 async def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() -> None:
     """The one with the lowest public key goes on."""
     network = MemoryNetwork()
-    keys = sorted([KEY, OTHER], key=lambda key: key.public)
+    keys = sorted([KEY, OTHER_KEY], key=lambda key: key.public)
     claims = [privacy.claim(join(network, str(place)), "r", key.public) for place, key in enumerate(keys)]
     first, second = await asyncio.gather(*claims, return_exceptions=True)
     assert first is None
@@ -103,17 +97,16 @@ async def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPat
     assert expires > time.time() + privacy.NOTICES.ttl_s - 1
 
 
-def member(dht: MemoryTransport, name: str, role: str = "worker") -> tuple[Membership, SealedRecords]:
-    granted, seed = KEY.grant(role, name, time.time() + 3600)
-    mine = Membership(Invitation("r", (), granted, seed, KEY.secret), dht.peer_id, time.time())
-    return mine, SealedRecords(dht, mine)
+def member(network: MemoryNetwork, name: str, role: str = "worker") -> tuple[Membership, SealedRecords]:
+    mine = membership(id_of(name), invitation(role, name))
+    return mine, SealedRecords(join(network, id_of(name)), mine)
 
 
 @awaited
 async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
     """The others refuse its certificate from then on."""
     network = MemoryNetwork()
-    (alice, a), (bob, b), (_, c) = (member(join(network, id_of(name)), name) for name in ("alice", "bob", "carol"))
+    (alice, a), (bob, b), (_, c) = (member(network, name) for name in ("alice", "bob", "carol"))
     watching = [asyncio.create_task(privacy.watch_revocations(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in watching)
@@ -129,10 +122,7 @@ async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> No
 async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogCaptureFixture) -> None:
     """Its invitation allows only to read, so it doesn't try; nothing is warned of."""
     network = MemoryNetwork()
-    (eve, watching), (_, carol) = (
-        member(join(network, id_of("eve")), "eve", "observer"),
-        member(join(network, id_of("carol")), "carol"),
-    )
+    (eve, watching), (_, carol) = member(network, "eve", "observer"), member(network, "carol")
     await privacy.REVOCATIONS.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
     task = asyncio.create_task(privacy.watch_revocations(watching, "r", eve))
     await until(lambda: eve.banned == {b"12345678"})
@@ -144,9 +134,8 @@ async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogC
 @awaited
 async def test_a_peer_ends_when_its_invitation_expires() -> None:
     """It says why; the others would only turn it away."""
+    alice = membership(id_of("alice"), invitation(life_s=2.0))
     dht = join(MemoryNetwork(), id_of("alice"))
-    granted, seed = KEY.grant("worker", "alice", time.time() + 2)
-    alice = Membership(Invitation("r", (), granted, seed, KEY.secret), id_of("alice"), time.time())
     with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
         await privacy.watch_revocations(SealedRecords(dht, alice), "r", alice)
 
@@ -156,12 +145,12 @@ async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch)
     """A member that comes when all copies were lost finds it; a forged one is ignored."""
     monkeypatch.setattr(board, "KEEP_EVERY_S", 60.0)
     network = MemoryNetwork()
-    (alice, a), (bob, b) = (member(join(network, id_of(name)), name) for name in ("alice", "bob"))
+    (alice, a), (bob, b) = (member(network, name) for name in ("alice", "bob"))
     alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
     watching = asyncio.create_task(privacy.watch_revocations(a, "r", alice))
     await until(lambda: bool(network.records))
     network.records.clear()
-    await privacy.REVOCATIONS.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
+    await privacy.REVOCATIONS.store(b, "r", OTHER_KEY.sign_revocations(9, [alice.own.id]))
     while not bob.banned:
         await privacy.read_revocations(b, "r", bob)
         await asyncio.sleep(0.01)

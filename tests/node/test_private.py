@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import GaveUpWaiting, Refused
-from p2p_diloco.net.certificates import RunKey
-from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.membership import Membership, SealedRecords
+from p2p_diloco.net.membership import SealedRecords
 from p2p_diloco.node import observing, privacy, records, run_record
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.privacy import Access
@@ -22,18 +19,10 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.node.swarm import invited_through
 from p2p_diloco.tensors.layout import Layout
-from tests.net.members import id_of
+from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
-from tests.node.conftest import QUICK, MemoryPeer, specs
-
-KEY = RunKey(b"k" * 32)
-
-
-def member(name: str, key: RunKey = KEY) -> Membership:
-    granted, seed = key.grant("worker", name, time.time() + 3600)
-    return Membership(Invitation("r", (), granted, seed, key.secret), id_of(name), time.time())
-
+from tests.node.conftest import QUICK, MemoryPeer, entered, specs, stop
 
 GRANTS: dict[str, bytes] = {}
 """By which grant each peer was admitted."""
@@ -45,13 +34,12 @@ class PrivatePeer(MemoryPeer):
     def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
         peer = id_of(name)
         super().__init__(network, peer, dict(QUICK), **options)
-        self.access = Access(member(name), KEY if founds else None)
+        self.access = Access(membership(peer), KEY if founds else None)
         GRANTS[peer] = self.access.member.own.id
         self.inbox.grant_of = lambda peer: GRANTS.get(peer, peer)
         plain = self.transport
-        dht = SimpleNamespace(
-            peer_id=peer, store=plain.store, fetch=plain.fetch, sign=plain.sign, signed_by=plain.signed_by
-        )
+        names = ("peer_id", "store", "fetch", "sign", "signed_by")
+        dht = SimpleNamespace(**{name: getattr(plain, name) for name in names})
         sealed = SealedRecords(dht, self.access.member)
         plain.store, plain.fetch = sealed.store, sealed.fetch  # type: ignore[method-assign]
 
@@ -98,10 +86,7 @@ async def test_a_member_cannot_replace_the_runs_record() -> None:
     a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
     await a.enter()
     await b.enter()
-    for peer in (a, b):
-        found = next(message for message in peer.said if message["kind"] == "run")
-        assert found["config"]["outer_lr"] == QUICK["outer_lr"]
-        await peer.stop()
+    assert [peer.run["config"]["outer_lr"] for peer in (a, b)] == [QUICK["outer_lr"]] * 2
 
 
 @pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2])])
@@ -118,8 +103,7 @@ async def test_junk_of_a_member_does_not_keep_the_run_from_being_founded(
     founder, joiner = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
     await founder.enter()
     await joiner.enter()
-    for peer in (founder, joiner):
-        await peer.stop()
+    await stop(founder, joiner)
     assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 
@@ -127,7 +111,7 @@ def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
     """The signature covers the run's name and every byte of the record."""
     layout = Layout.build(specs(4), 1, "contiguous", None)
     record = RunRecord.founding(Run("r", RunConfig(), layout), "a", 1.0)
-    access = Access(member("a"), KEY)
+    access = Access(membership(id_of("a")), KEY)
     value = access.signed("r", record)
     assert RunRecord.unpack(value) == record
     assert access.founded_by_the_key("r", value)
@@ -136,15 +120,15 @@ def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
     changed = RunRecord.founding(Run("r", RunConfig(), layout), "a", 2.0).pack()
     forged = msgpack.packb([signature_of(changed)[0], signature_of(value)[1]])
     assert not access.founded_by_the_key("r", forged)
-    assert not Access(member("a", RunKey(b"o" * 32))).founded_by_the_key("r", value)
+    assert not Access(membership(id_of("a"), invitation(key=OTHER_KEY))).founded_by_the_key("r", value)
     assert signature_of(record.pack())[1] == b""
 
 
 def test_the_token_is_a_secret_of_the_members() -> None:
     """A stranger that knows name, settings and model can't compute it; an open run's token is as before."""
     layout = Layout.build(specs(4), 1, "contiguous", None)
-    salted = Run("r", RunConfig(), layout, member("a").token_salt)
-    assert salted.token == Run("r", RunConfig(), layout, member("b").token_salt).token
+    salted = Run("r", RunConfig(), layout, membership(id_of("a")).token_salt)
+    assert salted.token == Run("r", RunConfig(), layout, membership(id_of("b")).token_salt).token
     assert salted.token != Run("r", RunConfig(), layout).token
 
 
@@ -159,10 +143,8 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
     await privacy.refuse_if_out(reader.transport, "r", access.member)
     revoked = KEY.sign_revocations(1, [access.member.own.id])
     assert await privacy.REVOCATIONS.store(a.transport, "r", revoked)
-    with pytest.raises(Refused, match="invite=reader was revoked"):
+    with pytest.raises(Refused, match="invite=alice was revoked"):
         await privacy.refuse_if_out(reader.transport, "r", access.member)
-    for peer in (a, reader):
-        await peer.transport.close()
 
 
 @awaited
@@ -174,12 +156,9 @@ async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytes
     reader = network.join("reader", Inbox())
     with pytest.raises(GaveUpWaiting, match=r"no peer of the run r is there; start one, .*--checkpoint"):
         await observing._refuse_without_peers(reader, "r")
-    a = MemoryPeer(network, "a", dict(QUICK))
-    await a.enter()
+    await entered("a", network=network)
     monkeypatch.setattr(observing, "PEERS_S", 30.0)
     await observing._refuse_without_peers(reader, "r")
-    await a.stop()
-    await reader.close()
 
 
 def test_an_invitation_names_addresses_that_other_machines_may_reach() -> None:

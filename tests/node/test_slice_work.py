@@ -45,6 +45,10 @@ def work(theta: Tensor | None = None, base: Tensor | None = None, **config: Any)
     return made
 
 
+def digests(made: SliceWork) -> list[str]:
+    return [held.digest() for held in made.state.slices]
+
+
 def payload(values: Tensor) -> memoryview:
     return memoryview(values.numpy().tobytes())
 
@@ -198,14 +202,14 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
     kept: list[int] = []
     made = work(None, kept.append)
     stepped(made, 1.0)
-    digests = [held.digest() for held in made.state.slices]
+    before = digests(made)
     kept.clear()
     zeros = {p: (w, torch.zeros(LAYOUT.numel)) for p, w in weights.items() if w}
     made.apply(Apply(commit(choice(weights), 1), means(made, zeros, 1) if zeros else ()))
     assert (made.versions[0], kept) == (at(2), [])
-    assert [held.digest() for held in made.state.slices] == digests
+    assert digests(made) == before
     stepped(made, 1.0, 2)
-    assert [held.digest() for held in made.state.slices] != digests
+    assert digests(made) != before
 
 
 # -- fetched slices
@@ -220,17 +224,17 @@ def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
     second = stepped(donor, -3.0, 1)
     late = [donor.part(0, number) for number in (1, 2)]
     assert {part.version for part in early} == {at(1)}
-    before = [held.digest() for held in behind.state.slices]
+    before = digests(behind)
     for part in (*early, *late):
         done = behind.fill(Fill(0, part.version, part.number, part.payload))
         assert (done.version, done.number) == (part.version, part.number)
         assert done.digest == behind._staged[0, part.number].digest()
     for part in early:
         assert behind.roll(Roll(second.commit, second.means[part.number])).number == part.number
-    assert [held.digest() for held in behind.state.slices] == before
+    assert digests(behind) == before
     assert not behind.bases.kept
     behind.accept(Accept(((0, at(2)),)))
-    assert [held.digest() for held in behind.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(behind) == digests(donor)
     assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
 
@@ -247,7 +251,7 @@ def test_a_newcomer_needs_no_second_memory() -> None:
         newcomer.roll(Roll(effect.commit, effect.means[number]))
         assert newcomer._staged[0, number] is newcomer.state.slices[number]
     newcomer.accept(Accept(((0, at(1)),)))
-    assert [held.digest() for held in newcomer.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(newcomer) == digests(donor)
 
 
 def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
@@ -263,7 +267,7 @@ def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
     damaged.roll(Roll(effect.commit, effect.means[1]))
     kept.clear()
     damaged.accept(Accept(((0, at(1)),), (1,)))
-    assert [held.digest() for held in damaged.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(damaged) == digests(donor)
     assert not kept
 
 
@@ -275,7 +279,7 @@ def test_memory_is_compared_with_its_digest() -> None:
     made = work()
     assert made.damaged(0) is None
     found = made.digest(0)
-    assert found == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
+    assert found == Digested(0, at(0), tuple(digests(made)))
     assert made.damaged(0) is None
     made.state.slices[2].state["m"].view(torch.int32)[1] ^= 1
     assert made.damaged(0) == made.damaged(0, (2,)) == Damaged(0, at(0), (2,))
@@ -311,7 +315,7 @@ def test_damage_that_nobody_can_repair_is_kept_and_said(caplog: pytest.LogCaptur
     assert "slices [1] were corrupted in memory, and no peer can repair them" in caplog.text
     assert made.bases.lost == {1}
     assert made.damaged(0) is None
-    assert made.digest(0) == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
+    assert made.digest(0) == Digested(0, at(0), tuple(digests(made)))
     assert made.damaged(0) is None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,23 +14,21 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.status import DataProgress
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer, entered
 
 
 @awaited
-async def test_a_merge_that_was_broken_off_while_its_answer_waited(
-    memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_merge_that_was_broken_off_while_its_answer_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next version is near, the trainer is interrupted and goes on: the late answer is no licence to read, so θ
     goes on, and the next merge is answered."""
-    peer = memory_peer(MemoryNetwork(), "a", {**quick, "slice_elements": 2})
-    await peer.enter()
+    (peer,) = await entered("a", {**QUICK, "slice_elements": 2})
     await peer.merge()
     with monkeypatch.context() as near:
         near.setattr(Training, "load", lambda training, now: [])
         peer.tell("merge", n=70, measures=False, data=False)
         peer.tell("have read", loaded=[])
-        await asyncio.sleep(4 * quick["heartbeat_interval"])
+        await asyncio.sleep(4 * QUICK["heartbeat_interval"])
     assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
     assert all(message.get("n") != 70 for message in peer.said)
     _, again, *_ = [message for message in peer.said if message["kind"] == "load"]
@@ -39,20 +36,18 @@ async def test_a_merge_that_was_broken_off_while_its_answer_waited(
 
 
 @awaited
-async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+async def test_a_trainer_is_told_the_tables_of_its_data() -> None:
     """At its start, and with each merge that asks for them while nothing is under way; they say what its contributions
     have claimed. The peer's status has the progress of the data."""
     network = MemoryNetwork()
-    peer, watcher = memory_peer(network, "a", quick), network.join("w", Inbox())
+    peer, watcher = MemoryPeer(network, "a", QUICK), network.join("w", Inbox())
     await peer.enter()
     told = await peer.ask("data", "data")
     assert (told["me"], told["tables"], told["ended"]) == ("a", [], False)
     due = (await peer.merge())["due"]
     assert (await peer.merge())["tables"] is None
     data = DataSet("train", 100)
-    asked = {"fragment": due, "weight": 1.0, "samples": 1, "stands": True, "every": 1}
-    release = await peer.ask("contribute", "release", **asked, uses=[Use(data, (), 20)])
-    assert release["sent"]
+    assert (await peer.contribute(due, uses=[Use(data, (), 20)]))["sent"]
     load = await peer.ask("merge", "load", measures=False, data=True)
     (table,) = (msgspec.convert(one, Table) for one in load["tables"])
     assert (table.data, leases.held(table, "a", told["life"])) == (data, ((0, 20),))
@@ -65,13 +60,10 @@ async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], 
 
 
 @awaited
-async def test_theta_stays_while_one_reading_follows_another(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+async def test_theta_stays_while_one_reading_follows_another() -> None:
     """A commit waits until the trainer has read. If the next reading begins before it is its turn, it waits for that
     one too."""
-    network, config = MemoryNetwork(), {**quick, "mode": "async"}
-    one, two = memory_peer(network, "a", config), memory_peer(network, "b", config)
-    await one.enter()
-    await two.enter()
+    one, two = await entered("ab", {**QUICK, "mode": "async"})
     await one.merge()
     await one.ask("read", "readable")
     submitting = asyncio.create_task(two.exchange(1.0))
@@ -83,15 +75,14 @@ async def test_theta_stays_while_one_reading_follows_another(memory_peer: type[A
     assert one.memory.theta.equal(before)
     one.tell("have read", loaded=[])
     assert (await submitting)["sent"]
-    while one.memory.theta.equal(before):
-        await asyncio.sleep(0.01)
+    await until(lambda: not one.memory.theta.equal(before))
 
 
 @awaited
-async def test_epoch_and_digest_are_of_what_was_merged(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+async def test_epoch_and_digest_are_of_what_was_merged() -> None:
     """Two trainers that have merged the same epoch are told the same digest; a later epoch has another one."""
     network = MemoryNetwork()
-    one, two = memory_peer(network, "a", quick), memory_peer(network, "b", quick)
+    one, two = MemoryPeer(network, "a", QUICK), MemoryPeer(network, "b", QUICK)
     await one.enter()
     await one.exchange(1.0)
     await two.enter()

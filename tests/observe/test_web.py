@@ -350,8 +350,7 @@ async def test_a_setting_is_changed_as_by_the_command() -> None:
     swarm = Swarm(outer_lr=0.6)
     await swarm.begin([0, 0.6, 0.9, 0])
     asking = asyncio.create_task(controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}}))
-    while not (await swarm.there()).number:
-        await asyncio.sleep(0.01)
+    await swarm.stored(1, asking)
     await swarm.publish([1, 0.5, 0.9, 1])
     assert await asking == "revision 1: outer_lr=0.5; known by alice"
     again = await controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}})
