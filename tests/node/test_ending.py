@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,23 +211,21 @@ async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
     network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
-    store, holders_of = ending.store, beginning.holders_of
 
-    async def store_late(*given: Any) -> bool:
-        await asyncio.sleep(2.0)
-        return await store(*given)
+    def delayed(what: Any, wait: Callable[[], Awaitable[object]]) -> Any:
+        async def later(*given: Any) -> Any:
+            looked.set()
+            await wait()
+            return await what(*given)
 
-    async def look_late(*given: Any) -> dict[str, list[str]]:
-        looked.set()
-        await left.wait()
-        return await holders_of(*given)
+        return later
 
     if slow == "the end's record":
-        monkeypatch.setattr(ending, "store", store_late)
+        monkeypatch.setattr(ending, "store", delayed(ending.store, lambda: asyncio.sleep(2.0)))
         monkeypatch.setattr(participation, "LEAVE_S", 10.0)
         looked.set()
     else:
-        monkeypatch.setattr(beginning, "holders_of", look_late)
+        monkeypatch.setattr(beginning, "holders_of", delayed(beginning.holders_of, left.wait))
     (a,) = await entered("a", {**QUICK, "stop_after_epochs": 2}, network)
     network.cut("a", "new")
     sentence = asyncio.create_task(gives_up(MemoryPeer(network, "new"), Refused))
@@ -489,19 +487,6 @@ async def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
     made = ending_of(transport, replica_at(STOPPED), group=group)
     assert [await made.look() for _ in range(3)] == [binds] * 3
     assert caplog.text.count("a rumour says that the run has ended at epoch 3") == (not binds)
-
-
-@awaited
-async def test_a_rumour_hides_no_confirmed_end() -> None:
-    """Of a higher end than the true one, in more records than a look checks."""
-    transport = MemoryNetwork().join("x", Inbox())
-    for number in range(2 * board.TRIED_MAX):
-        higher = dataclasses.replace(LAST, samples=100 + number)
-        await ending.store(transport, FOUNDING, signed_end(higher, "mallory"))
-    await ending.store(transport, FOUNDING, true := signed_end(LAST, "a"))
-    made = ending_of(transport, replica_at(STOPPED), group="xab")
-    assert await made.look()
-    assert made.known == true
 
 
 @awaited

@@ -199,7 +199,7 @@ async def test_a_peer_that_waits_for_long_says_what_for() -> None:
     that has waited for a moment says nothing."""
     network = MemoryNetwork()
     watcher = network.join("w", Inbox())
-    (peer,) = await entered("a", {**QUICK, "start_peers": 2}, network, node_threads=3)
+    (peer,) = await entered("Q", {**QUICK, "start_peers": 2}, network, node_threads=3)
     exchange = asyncio.create_task(peer.exchange(1.0))
     peer.memory.gpu_reserved, peer.memory.gpu_total = 11_213_455_555, 85_029_158_912
     found = []
@@ -208,7 +208,7 @@ async def test_a_peer_that_waits_for_long_says_what_for() -> None:
         while not status.memory_bytes or bool(status.waits_for) != bool(waited_s):
             peer.memory.stands_since = time.monotonic() - waited_s
             await asyncio.sleep(0.05)
-            status = (await read_peers(watcher, "r")).get("a", RECORD)
+            status = (await read_peers(watcher, "r")).get("Q", RECORD)
         found.append(status)
     exchange.cancel()
     await peer.stop()
@@ -225,7 +225,7 @@ async def test_a_peer_that_waits_for_long_says_what_for() -> None:
 async def test_a_refused_message_is_told_in_the_status() -> None:
     """By the sender's id and the reason, whether the node refused the message or the replica ignored it."""
     network = MemoryNetwork()
-    (peer,), liar = await entered("a", network=network), network.join("liar-123456", Inbox())
+    (peer,), liar = await entered("Q", network=network), network.join("liar-123456", Inbox())
     run, base = peer.inbox.handler._run, peer.node.replica.logs[0].held.version
     life = ContributionId(2**61, 1)
     ready = rooted(m.Ready(0, base, life, life, 1.0, 1, tuple("0" * 64 for _ in run.rules.fragments[0])))
@@ -236,11 +236,11 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
         (ready, "its contribution is refused"),
     ):
         with contextlib.suppress(Refusal):
-            await liar.send("a", pack(signatures.signed(said), about, run.token)[0])
+            await liar.send("Q", pack(signatures.signed(said), about, run.token)[0])
         told = RECORD
         while not any(one.peer == "…123456" and why in one.why for one in told.refused):
             await asyncio.sleep(0.05)
-            told = (await read_peers(liar, "r")).get("a", RECORD)
+            told = (await read_peers(liar, "r")).get("Q", RECORD)
 
 
 @awaited

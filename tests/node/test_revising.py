@@ -19,10 +19,9 @@ from p2p_diloco.node import board, ending, run_record
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint
-from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
-from tests.net.patience import awaited, until
+from tests.net.patience import awaited
 from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
 
 
@@ -177,37 +176,6 @@ async def test_a_revision_survives_on_disk(tmp_path: Path) -> None:
     before = c.memory.theta[0].item()
     await c.exchange(1.0)
     assert c.memory.theta[0].item() == before - 0.5
-
-
-@pytest.mark.parametrize("variant", ["paper", "buffered"])
-@awaited
-async def test_delayed_nesterov_goes_on_with_other_rates(variant: str) -> None:
-    """Asynchronous: each submission is a step of the formula with the old rates or the new ones, the new ones from some
-    submission on, wherever in a buffer that is; the successor, who submits nothing, holds the same."""
-    network = MemoryNetwork()
-    config = {**QUICK, "mode": "async", "dn_buffer_size": 3, "dn_variant": variant, "outer_momentum": 0.5}
-    a, b = await entered("ab", config, network)
-    outer = OuterOptimizer(lr=1.0, momentum=0.5)
-    old = DelayedNesterov(outer, 3, variant)
-    new = old.revised(0.25, 0.75)
-    theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
-    state = {name: torch.zeros(1) for name in old.state_lengths(1)}
-    while revised < 7:
-        if submission == 4:
-            await ask(network, 1, 0.25, 0.75)
-        await a.exchange(1.0)
-        reached = a.memory.theta[0].item()
-        steps = [dn.step(theta, state, one, 1, submission % 3) for dn in (old, new)]
-        found = [value.item() for value, _ in steps]
-        if reached == theta.item():  # a commit that only names other successors
-            continue
-        took = 1 if revised and reached == found[1] else found.index(reached)
-        assert took >= (revised > 0)
-        theta, state = steps[took]
-        revised, submission = revised + took, submission + 1
-        assert submission < 200
-    await until(lambda: b.memory.theta[0].item() == theta.item())
-    assert a.memory.revision == b.memory.revision == 1
 
 
 @awaited
