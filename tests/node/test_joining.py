@@ -178,32 +178,21 @@ async def test_an_aggregator_learns_the_model() -> None:
 
 
 @awaited
-async def test_a_run_whose_state_nobody_holds_is_not_founded_anew() -> None:
+async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest.LogCaptureFixture) -> None:
     """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
-    with one sentence that names the mends."""
-    network = MemoryNetwork()
-    first = MemoryPeer(network, "first", QUICK)
-    await first.enter()
-    await first.exchange(1.0)
-    await first.stop()
-    later = MemoryPeer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * QUICK["heartbeat_timeout"])
-    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
-        await later.enter(theta=1.0)
-    assert any("the run r has begun" in message.get("text", "") for message in later.said)
-
-
-@awaited
-async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_may(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """By the same identity that has founded it; and by one that is told to (`found`), whose model those take over that
-    wait."""
+    with one sentence that names the mends. The same identity that has founded the run may do it again; so may one that
+    is told to (`found`), whose model those take over that wait."""
     network = MemoryNetwork()
     for theta in (1.0, 2.0):
         first = MemoryPeer(network, "first", QUICK)
         await first.enter(theta=theta)
         assert first.memory.theta[0].item() == theta
+        await first.exchange(1.0)
         await first.stop()
+    later = MemoryPeer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * QUICK["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
+        await later.enter(theta=1.0)
+    assert any("the run r has begun" in message.get("text", "") for message in later.said)
     a, b = MemoryPeer(network, "a"), MemoryPeer(network, "b", found=True)
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
