@@ -98,30 +98,6 @@ def test_all_peers_have_the_same_statistics_to_the_bit(caplog: pytest.LogCapture
     assert "history ends" not in caplog.text
 
 
-def test_statistics_are_the_mean_by_steps_whatever_the_outer_step_is() -> None:
-    """In fp32, without momentum and limit, and of several commits; the counter is the greatest."""
-
-    async def scene(peer: Any) -> None:
-        a, b = await peer("a"), await peer("b")
-        for steps in (1, 5, 2, 30):
-            before = a.model[1].running_var.clone()
-            sent: dict[str, Tensor] = {}
-
-            async def noted(one: Trained, own: int, sent: dict[str, Tensor] = sent) -> None:
-                one.train(own)
-                sent[one.peer.setup.local.name] = one.model[1].running_var.clone()
-                await one.exchange(0)
-
-            await asyncio.gather(noted(a, steps), noted(b, 3 * steps))
-            expected = ((sent["a"].double() + 3 * sent["b"].double()) / 4).float()
-            assert torch.equal(a.model[1].running_var, expected)
-            assert not torch.equal(before, expected)
-            assert seen(a) == seen(b)
-
-    config = {"num_fragments": 1, "outer_lr": 0.3, "codec": "int4", "step_limit": 1.0, "start_peers": 2}
-    played(scene, {**SETTINGS, **config})
-
-
 def test_a_checkpoint_and_its_export_have_the_statistics(tmp_path: Path) -> None:
     """And a run that is restarted from it; a model's card is not needed for them."""
     folder, states = tmp_path / "saved", list[dict[str, Tensor]]()

@@ -379,9 +379,7 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
     assert await waits == [line(1)]
 
 
-def test_a_peer_in_a_run_reads_at_its_door(
-    tmp_path: Path,
-) -> None:
+def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path) -> None:
     """What a data node sends, and the end of its connection, reach the replica by no event; the peer itself answers no
     question for data."""
 

@@ -308,19 +308,3 @@ def test_a_claimed_length_takes_no_memory(raw: bytes) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2**20
-
-
-def test_a_message_takes_memory_by_its_length() -> None:
-    """The smallest entry of a choice has 6 bytes, and becomes a contribution."""
-    entry = [0, 0, 0, 0]
-    choice = [None, 0, [entry] * 10_000]
-    tag = list(OF_KIND).index(m.Close)
-    base = run().state.version
-    version = [base.generation, base.samples, base.epoch, bytes.fromhex(base.digest)]
-    body = msgpack.packb([tag, 0, version, 0, None, 0, bytes(16), choice, [None] * SLICES, b""])
-    tracemalloc.start()
-    found = outcome(body)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert "one peer has two" in str(found)
-    assert peak < 400 * len(body)

@@ -56,10 +56,7 @@ def test_each_node_keeps_a_history(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["no folder", "full disk"])
 def test_a_history_that_cannot_be_written_ends_with_one_warning(
-    broken: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its folder can't be made or the disk becomes full: one warning, and the run goes on."""
     if broken == "no folder":

@@ -76,8 +76,7 @@ SOMEWHERE = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
-    [({}, {"found": True}), (QUICK, {"initial_peers": ()}), (QUICK | {"outer_lr": 0.5}, {})],
+    ("config", "told"), [({}, {"found": True}), (QUICK, {"initial_peers": ()}), (QUICK | {"outer_lr": 0.5}, {})]
 )
 @awaited
 async def test_a_peer_without_settings_waits_for_a_founder(config: dict[str, Any], told: dict[str, Any]) -> None:

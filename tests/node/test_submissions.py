@@ -31,8 +31,7 @@ ASYNC = {
 
 
 @pytest.mark.parametrize(
-    ("count", "each"),
-    [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
+    ("count", "each"), [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])]
 )
 @awaited
 async def test_a_submission_is_applied_unchanged(count: int, each: int) -> None:

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.planning.advice import (
-    advise,
-    greatest_sync_every,
-    held_back,
-    smallest_streaming,
-    smallest_sync_every,
-)
+from p2p_diloco.planning.advice import advise, greatest_sync_every, held_back, smallest_streaming, smallest_sync_every
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 
