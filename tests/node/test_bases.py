@@ -5,52 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.node.slice_work import Bases
-from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, entered, exchange
-
-FOUR = Layout.build([ParamSpec("w", (4,), "float32")], slice_elements=2)
-
-
-def bases() -> Bases:
-    """Of two slices that the trainer has loaded."""
-    made = Bases(FOUR, torch.arange(4.0), torch.full((4,), -1.0))
-    made.loaded([0, 1])
-    return made
-
-
-def test_what_was_loaded_is_kept_before_it_changes() -> None:
-    """Of that slice alone, and not what comes after it: until the trainer has loaded that."""
-    made = bases()
-    made.keep(1)
-    made._theta.add_(10)
-    made.keep(1)
-    assert made._base.tolist() == [-1.0, -1.0, 2.0, 3.0]
-    assert (made.kept, made.gone) == ({1}, set())
-    made.loaded([0])
-    assert made.kept == {1}
-    made.loaded([1])
-    assert made.kept == set()
-    made.keep(1)
-    assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
-
-
-def test_a_trainer_that_stands_still_needs_no_copy_of_its_base() -> None:
-    """Its progress is the sent one. For slices that it hasn't sent, and once it goes on, bases are kept as usual."""
-    made = bases()
-    made.stand([0])
-    made.keep(0)
-    made.keep(1)
-    assert (made.kept, made.gone) == ({1}, {0})
-    made.loaded([0, 1])
-    made.keep(0)
-    assert (made.kept, made.gone) == ({0}, set())
 
 
 @pytest.mark.parametrize("stands", [True, False])

@@ -14,14 +14,9 @@ from tests.node.conftest import QUICK, entered
 
 ROUNDS, NUMEL = 12, 300
 SLICES = {
-    "slice_elements": 150,
-    "outer_momentum": 0.0,
-    "start_peers": 3,
-    "aggregation": "mean",
-    "step_limit": 0.0,
-    "heartbeat_interval": 0.5,
-    "heartbeat_timeout": 20.0,
-}
+    **QUICK, "slice_elements": 150, "outer_momentum": 0.0, "start_peers": 3, "aggregation": "mean", "step_limit": 0.0,
+    "heartbeat_interval": 0.5, "heartbeat_timeout": 20.0,
+}  # fmt: skip
 
 
 def constant(peer: int) -> Tensor:
@@ -51,7 +46,7 @@ def test_three_peers_arrive_where_fp32_does(codec: str, bound: float, monkeypatc
     """All have the same θ to the bit, and are off by what the residuals of one round hold, not of all. Every round
     waits for all three: on a busy machine one would soon be late in rounds as short as these."""
     monkeypatch.setattr(waits, "awaited", lambda log, now: {})
-    config = {**QUICK, **SLICES, "codec": codec, "reply_codec": "fp32"}
+    config = {**SLICES, "codec": codec, "reply_codec": "fp32"}
     thetas = asyncio.run(trained(config))
     assert torch.equal(thetas[0], thetas[1])
     assert torch.equal(thetas[0], thetas[2])

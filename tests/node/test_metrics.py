@@ -50,11 +50,7 @@ def values(text: str) -> dict[tuple[str, str], float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            assert (sample.labels["run"], sample.labels["peer"], sample.labels["peer_id"]) == (
-                "main",
-                "alice",
-                "id-alice",
-            )
+            assert [sample.labels[label] for label in ("run", "peer", "peer_id")] == ["main", "alice", "id-alice"]
             (further,) = [value for label, value in sample.labels.items() if label not in LABELS] or [""]
             found[sample.name.removeprefix(PREFIX), further] = sample.value
     return found

@@ -13,7 +13,7 @@ from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import observing
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, exchange, stop
 
 
@@ -93,8 +93,7 @@ async def test_an_end_that_no_peer_has_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(observing, "END_S", 0.1)
     network = MemoryNetwork()
     a, b = await founded(network, stop_after_epochs=1)
-    while not network.records.get("r/end"):
-        await asyncio.sleep(0.01)
+    await until(lambda: network.records.get("r/end"))
     await stop(a, b)
     observer = MemoryObserver(network, wait_timeout=20.0, sizes=(4,))
     await observer.start()

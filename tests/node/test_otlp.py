@@ -27,9 +27,9 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node import otlp
-from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, served, told
+from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, told
 from tests.net.patience import awaited
-from tests.node.test_metrics import FULL, at
+from tests.node.test_metrics import FULL, scraped, values
 
 
 class Received:
@@ -83,21 +83,13 @@ def collector() -> Iterator[Received]:
     thread.join()
 
 
-def prometheus() -> dict[tuple[str, str], float]:
-    """The same values as Prometheus gets them."""
-    from tests.node.test_metrics import values
-
-    with served("127.0.0.1", 0, PeersCollector("main", lambda: [FULL])) as port:
-        return values(at(port))
-
-
 @pytest.mark.parametrize(("given", "path"), [("", "/v1/metrics"), ("/", "/v1/metrics"), ("/own/path", "/own/path")])
 def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, path: str) -> None:
     """The same names, labels and values; at the end of a short program, too. An endpoint without a path gets OTLP's."""
     with told(None, collector.url + given, PeersCollector("main", lambda: [FULL])):
         pass
     assert [where for where, _ in collector.requests] == [path]
-    assert collector.values() == prometheus()
+    assert collector.values() == values(scraped(FULL))
 
 
 def test_a_collector_that_does_not_answer_delays_nobody(

@@ -17,12 +17,14 @@ from tests.net.patience import plays
 
 
 class Slow:
-    """A transport on which everything takes until it is let go."""
+    """A transport on which everything takes until it is let go, and then fails if `failure` is set."""
 
     peer_id, limits, traffic = "me", Limits(), Traffic()
 
     def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
         self.under_way: list[tuple[str, bytes]] = []
+        self.failure: Exception | None = None
         self.writes = False
         self.let_go = asyncio.Event()
         self.clock: ByHand
@@ -30,6 +32,7 @@ class Slow:
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
     ) -> None:
+        self.sent.append((peer, header))
         self.under_way.append((peer, header))
         if self.writes:
             written()
@@ -37,6 +40,8 @@ class Slow:
             await self.let_go.wait()
         finally:
             self.under_way.remove((peer, header))
+        if self.failure is not None:
+            raise self.failure
 
 
 def played(test: Callable[[Outbox, Slow, list[Any]], Awaitable[None]], gives_way: bool = True) -> None:

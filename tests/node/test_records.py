@@ -29,7 +29,7 @@ from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.node.wire import PROTOCOL
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, entered, stop
 
 VERSION = Version(0, 0, 0, "d")
@@ -178,16 +178,13 @@ async def test_news_is_published_while_an_earlier_record_is_still_being_stored(m
 
     monkeypatch.setattr(peer, "store", store)
     publishing = asyncio.create_task(publish(peer, "r", describe, news))
-    while len(described) < 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(described) >= 5)
     assert stored == [0]
     news.set()
-    while len(stored) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(stored) >= 2)
     assert stored[1] >= 5
     answers.set()
-    while len(stored) < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(stored) >= 3)
     publishing.cancel()
     assert (await asyncio.wait({publishing}, timeout=20.0))[0]
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -266,8 +263,7 @@ async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addr
         await asyncio.sleep(0.1)
         while name == "b" and (not seen or seen[-1] != addresses):
             await asyncio.sleep(0.01)
-    while len(reported) <= 4:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(reported) > 4)
     looking.cancel()
     assert introduced == [("b", ("x",)), ("b", ("y",))]
     assert seen == [("x",), ("y",)]

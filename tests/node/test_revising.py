@@ -21,7 +21,7 @@ from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revis
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
 
 
@@ -97,8 +97,7 @@ async def test_only_the_founders_signature_counts(caplog: pytest.LogCaptureFixtu
     stale = Revision(6, 0.25, 0.75)
     stale = dataclasses.replace(stale, proof=signed("a", REVISION, earlier.statement(stale)))
     assert await store_revision(a.transport, founding, stale)
-    while caplog.text.count("the founder has not signed it") < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: caplog.text.count("the founder has not signed it") >= 2)
     for _ in range(3):
         await a.exchange(1.0)
     assert a.memory.revision == 0

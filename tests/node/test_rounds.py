@@ -50,9 +50,7 @@ async def test_three_nodes_make_the_same_steps_to_the_bit() -> None:
     theta, moment, layout = torch.zeros(24), torch.zeros(24), peers[0].node._run.layout
     for number in range(6):
         deltas = [60.0 * ((7 * number + 3 * place) % 5 - 2) for place in range(3)]
-        sends = (
-            peer.exchange(delta, weight) for peer, delta, weight in zip(peers, deltas, (1.0, 1.0, 2.0), strict=True)
-        )
+        sends = (peers[place].exchange(deltas[place], weight) for place, weight in enumerate((1.0, 1.0, 2.0)))
         assert all(release["sent"] for release in await asyncio.gather(*sends))
         mean = (deltas[0] + deltas[1] + 2 * deltas[2]) / 4
         places = layout.slices_of(number % 2)
