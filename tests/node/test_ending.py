@@ -488,22 +488,6 @@ async def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
 
 
 @awaited
-async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
-    """A newcomer has looked and found none; then the record shows, and an older state comes."""
-    transport = MemoryNetwork().join("x", Inbox())
-    replica = replica_at(ModelVersion(), has_state=False, epoch=0, fetching=SimpleNamespace(grew_at=0.0))
-    made = ending_of(transport, replica)
-    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=0.5))
-    newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0)
-    waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
-    await asyncio.sleep(0.05)
-    await ending.store(transport, FOUNDING, signed_end(LAST))
-    replica.has_state = True
-    with pytest.raises(GaveUpWaiting):
-        await waiting
-
-
-@awaited
 async def test_a_state_may_take_long_while_its_slices_come() -> None:
     """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
     fetching = SimpleNamespace(grew_at=0.0)
