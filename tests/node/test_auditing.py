@@ -20,7 +20,6 @@ from p2p_diloco.net.signing import pack
 from p2p_diloco.node import auditing
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.examining import SLICES, Case
-from p2p_diloco.node.headers import KINDS, opened
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
@@ -320,33 +319,6 @@ async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done
     await until(lambda: case.over)
     assert bool(a.expelled) is not (restarts or cut_off)
     assert not a._verdicts._proofs
-
-
-@pytest.mark.parametrize("lost", [Audit, Copy])
-@awaited
-async def test_an_owner_is_not_taken_for_a_liar_because_a_message_was_lost(
-    monkeypatch: pytest.MonkeyPatch, lost: type
-) -> None:
-    """The auditor asks again, and gets what did not arrive the first time, and nothing twice."""
-    swarm, a, case = await with_a_mean_to_show()
-    sender, sent = swarm.peers["a" if lost is Audit else "b"].transport, 0
-    send = sender.send
-
-    async def fails_once(to: str, header: bytes, payload: Any, **given: Any) -> None:
-        nonlocal sent
-        body = opened(header, a._token)
-        if not isinstance(body, int) and body[1] == KINDS.index(lost):
-            sent += 1
-            if sent == 1:
-                raise Unreachable("the link broke")
-        await send(to, header, payload, **given)
-
-    monkeypatch.setattr(sender, "send", fails_once)
-    a._begin(case)
-    await until(lambda: case.over)
-    assert case.right
-    assert not a.expelled
-    assert 2 <= sent <= (2 if lost is Audit else 4)
 
 
 @met("ab")
