@@ -11,9 +11,6 @@ import pytest
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node import headers
-from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import (
     FETCH_COST_MIN,
     FETCH_EVERY_S,
@@ -22,11 +19,9 @@ from p2p_diloco.node.inbox import (
     MESSAGES_AT_ONCE,
     MESSAGES_PER_S,
     Allowances,
-    Inbox,
     check_role,
 )
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
-from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.conftest import entered, exchange
 
@@ -67,31 +62,6 @@ def test_a_role_allows_these_messages(role: str | None, allowed: list[Any]) -> N
     """An observer changes nothing and is not seen as a peer; an aggregator neither trains nor says that it does. Only
     workers read and serve data."""
     assert [message for message in ALL if may_send(role, message)] == allowed
-
-
-@awaited
-async def test_what_a_role_forbids_does_not_reach_the_replica() -> None:
-    """A slice of an observer is refused before its payload is received, and so is a state."""
-    network = MemoryNetwork()
-    (peer,) = await entered("a", network=network)
-    peer.inbox.role_of = {"observer": "observer", "worker": "worker"}.get
-    node, token = peer.node, peer.node._run.token
-    base = node.replica.logs[0].version
-
-    def packed(message: Any) -> bytes:
-        return pack(message, About("observer", node.replica.rules), token)[0]
-
-    with pytest.raises(Refusal, match="no Slice"):
-        peer.inbox.admit("observer", packed(replace(SLICE, base=base)))
-    assert peer.inbox.admit("worker", packed(replace(SLICE, base=base))) == 16
-    observer = network.join("observer", Inbox())
-    for message in (probe("worker"), probe("aggregator"), m.Part(0, base, 0)):
-        with pytest.raises(Refusal, match="an observer's invitation allows no"):
-            await observer.send("a", packed(message))
-    with pytest.raises(Refusal, match="an observer's invitation allows no"):
-        await observer.send("a", headers.packed(Nudge(1), token))
-    assert node.replica.roster.summary("observer") is None
-    await observer.send("a", headers.packed(Describe(), token))
 
 
 def test_a_newcomer_may_ask_for_everything_many_times() -> None:
