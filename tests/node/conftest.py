@@ -129,7 +129,7 @@ class MemoryPeer:
         return node
 
     @property
-    def run(self) -> Message:
+    def told_run(self) -> Message:
         """What the node has said of the run."""
         return next(message for message in self.said if message["kind"] == "run")
 

@@ -46,7 +46,7 @@ async def test_two_founders_become_one_run(monkeypatch: pytest.MonkeyPatch) -> N
     records = {subkey: value for (subkey, _), (value, _) in network.records["r/config"].items()}
     assert len(records) == 2
     winner = RunRecord.unpack(records[min(records)])
-    assert {peer.run["config"]["outer_lr"] for peer in peers} == {winner.config["outer_lr"]}
+    assert {peer.told_run["config"]["outer_lr"] for peer in peers} == {winner.config["outer_lr"]}
     expected = 1.0 if winner.founder == "a" else 2.0
     assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
 
@@ -158,7 +158,7 @@ async def test_a_joiner_with_another_base_is_warned(
     for peer, frozen in ((a, founders), (b, joiners)):
         peer.setup = dataclasses.replace(peer.setup, frozen=frozen)
         await peer.enter()
-    assert b.run["config"]["outer_lr"] == 1.0
+    assert b.told_run["config"]["outer_lr"] == 1.0
     await stop(a, b)
     assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
 
@@ -272,7 +272,7 @@ async def test_a_forged_record_is_left_out() -> None:
     await forger.store("r/config", "0" * 32, forged, 100.0, owned=False)
     await forger.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
     (b,) = await entered("b", {}, network)
-    assert b.run["config"]["codec"] == "fp32"
+    assert b.told_run["config"]["codec"] == "fp32"
 
 
 EARLIER, LATER, MUCH_S = -1, 1, 2 * LIVES_ON_S

@@ -89,7 +89,7 @@ async def test_a_member_cannot_replace_the_runs_record() -> None:
     a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
     await a.enter()
     await b.enter()
-    assert [peer.run["config"]["outer_lr"] for peer in (a, b)] == [QUICK["outer_lr"]] * 2
+    assert [peer.told_run["config"]["outer_lr"] for peer in (a, b)] == [QUICK["outer_lr"]] * 2
 
 
 @pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2])])
