@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.core.events import Send
-from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import check
 from tests.history.recorded import RecordedWorld
 from tests.sim.check import check as play
 from tests.sim.check import drawn
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_life_plays_again(seed: int, tmp_path: Path) -> None:
     """In worlds of every kind, with faults of every kind, each life of each peer is written, read, and played again
     with the same effects."""
@@ -30,16 +29,14 @@ def test_every_life_plays_again(seed: int, tmp_path: Path) -> None:
     assert sum(len(life.entries) for life in lives) == told
 
 
-def _sends(entry: Entry) -> bool:
-    return any(isinstance(effect, Send) for effect in entry.effects)
-
-
 def test_a_changed_effect_is_found(tmp_path: Path) -> None:
     """If one recorded effect differs in one field, the check names the event, and both effects."""
     world = RecordedWorld(tmp_path)
     world.run(10.0)
     life = world.lives()[0]
-    at, entry = next((at, entry) for at, entry in enumerate(life.entries) if at > 50 and _sends(entry))
+    sends = [at for at, entry in enumerate(life.entries) if any(isinstance(one, Send) for one in entry.effects)]
+    at = next(at for at in sends if at > 50)
+    entry = life.entries[at]
     effects = [dataclasses.replace(one, to="p9") if isinstance(one, Send) else one for one in entry.effects]
     life.entries[at] = dataclasses.replace(entry, effects=tuple(effects))
     verdict = check(life)

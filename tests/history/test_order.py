@@ -41,7 +41,7 @@ def arrivals(entries: list[Entry]) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a world is slow
+@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a world is slow
 @given(
     wrong=st.fixed_dictionaries({peer: st.floats(-FIVE_MINUTES_S, FIVE_MINUTES_S) for peer in PEERS}),
     delay=st.sampled_from((0.001, 0.02, 0.3)),
@@ -64,16 +64,12 @@ def test_a_message_never_arrives_before_it_is_sent(wrong: dict[str, float], dela
 
 
 def test_clocks_are_put_right_by_the_messages() -> None:
-    """A clock that is five minutes wrong is put right to within the time that messages take."""
+    """A clock that is five minutes wrong is put right to within the time that messages take. Clocks that agree are left
+    alone."""
     _, history = played({"p1": FIVE_MINUTES_S})
     assert abs(history.shifts["p1"] - history.shifts["p0"] + FIVE_MINUTES_S) < 0.1
     assert not history.adrift
-
-
-def test_clocks_that_agree_are_left_alone() -> None:
-    """If no message shows that clocks differ, their times are shown as they are."""
-    _, history = played({})
-    assert set(history.shifts.values()) == {0.0}
+    assert {*played({})[1].shifts.values()} == {0.0}
 
 
 def test_a_peer_without_messages_is_named(tmp_path: Path) -> None:

@@ -83,13 +83,7 @@ def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
         assert not life.whole
         told = [entry for entry in world.trace or () if entry.peer == life.peer]
         assert as_written(life.entries) == as_written(told[-len(life.entries) :])
-
-
-def test_a_missing_file_is_a_gap(tmp_path: Path) -> None:
-    """If a file between two others is missing, the life says so."""
-    world = RecordedWorld(tmp_path, bytes_max=10_000)
-    world.run(40.0)
-    sorted(tmp_path.glob("p0*"))[1].unlink()
+    sorted(tmp_path.glob("p0*"))[1].unlink()  # between two others
     assert [life.peer for life in world.lives() if "missing" in life.gap] == ["p0"]
 
 
@@ -161,29 +155,18 @@ def test_any_other_line_is_damage(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *[("peer", []), ("name", 7), ("started", 1e300), ("began", None), ("now", "x"), ("names", None), ("file", "1")],
-        *[("rules", None), ("rules", {}), ("rules", {"run": "r", "fragments": [0]}), ("founder", None)],
-        ("time", float("inf")),
-        ("rules", {"run": "r", "fragments": [[0]], "stop_after_samples": "soon"}),
-    ],
-)
-def test_a_damaged_head_is_named(tmp_path: Path, key: str, value: object) -> None:
-    path = tmp_path / "x.history.gz"
-    write(path, **{key: value})
-    with pytest.raises(ConfigError, match=rf"x.history.gz is no history: .* at `\$.{key}"):
-        read([path])
-
-
-@pytest.mark.parametrize(
     ("key", "value", "says"),
     [
+        *[(key, value, rf".* at `\$.{key}") for key, value in (
+            ("peer", []), ("name", 7), ("started", 1e300), ("began", None), ("now", "x"), ("names", None),
+            ("file", "1"), ("rules", None), ("rules", {}), ("rules", {"run": "r", "fragments": [0]}), ("founder", None),
+            ("time", float("inf")), ("rules", {"run": "r", "fragments": [[0]], "stop_after_samples": "soon"}),
+        )],
         ("time", float("nan"), "it does not begin"),
         ("rules", {"run": "r", "fragments": []}, "its rules name no fragment"),
     ],
-)
-def test_a_head_that_can_not_be_is_refused(tmp_path: Path, key: str, value: object, says: str) -> None:
+)  # fmt: skip
+def test_a_damaged_head_is_named(tmp_path: Path, key: str, value: object, says: str) -> None:
     path = tmp_path / "x.history.gz"
     write(path, **{key: value})
     with pytest.raises(ConfigError, match=rf"x.history.gz is no history: {says}"):

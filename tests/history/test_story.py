@@ -37,12 +37,19 @@ def after(world: World, until: float) -> str:
 
 
 def test_a_takeover_is_told() -> None:
-    """Who died, who noticed and when, who went on in its place, and which rounds followed: in this order."""
-    text = after(takeover(), 20.0)
+    """Who died, who noticed and when, who went on in its place, and which rounds followed: in this order. What a
+    round's time went to adds up to that time, except for the first round."""
+    world = takeover()
+    text = after(world, 20.0)
     order = [r"p0 founds the run", r"p1 joins at epoch 2", r"p1 crashes; p2 notices within 0.22 s, p0 within 0.26 s",
              r"p0 leads epoch 7, because p1 is gone",
              r"epoch 7 took 1.29 s, .*before the death of p1 0.96 s, p0 notices the death of p1 0.26 s"]  # fmt: skip
     assert re.search(".*".join(order), text), text
+    rounds = Story(world.trace or (), len(world.rules.fragments)).rounds
+    assert len(rounds) > 15
+    for one in rounds[1:]:
+        assert sum(hop.until - hop.since for hop in one.why) == pytest.approx(one.took, abs=1e-6)
+        assert all(early.until == late.since for early, late in zip(one.why, one.why[1:], strict=False))
 
 
 def test_a_fork_is_told_with_its_cause() -> None:
@@ -71,17 +78,6 @@ def test_a_round_that_waits_for_a_newcomer_names_it() -> None:
 def test_a_newcomer_makes_no_round_slow() -> None:
     text = after(join(), 20.0)
     assert "p2 joins at epoch 7: it holds the state 1.1 s after its start 7.40 epochs 8 to 20: 1.00 s each" in text
-
-
-def test_the_causes_of_a_round_fill_its_time() -> None:
-    """What a round's time went to adds up to that time, except for the first round."""
-    world = takeover()
-    world.run(20.0)
-    rounds = Story(world.trace or (), len(world.rules.fragments)).rounds
-    assert len(rounds) > 15
-    for one in rounds[1:]:
-        assert sum(hop.until - hop.since for hop in one.why) == pytest.approx(one.took, abs=1e-6)
-        assert all(early.until == late.since for early, late in zip(one.why, one.why[1:], strict=False))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node import beginning, joining, shared, slice_work
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.node import Node
 from p2p_diloco.node.participation import take_part
 from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.shared import Setup, SharedMemory
@@ -26,6 +28,7 @@ from p2p_diloco.tensors.layout import ParamSpec, specs_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 
 QUICK = {"heartbeat_interval": 0.1, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
+"""Settings of a quick run."""
 
 
 def specs(*sizes: int) -> tuple[ParamSpec, ...]:
@@ -120,6 +123,16 @@ class MemoryPeer:
             return self.trainer.receive(0.001)
         return there
 
+    @property
+    def node(self) -> Node:
+        node: Node = self.inbox.handler._node  # type: ignore[attr-defined]
+        return node
+
+    @property
+    def told_run(self) -> Message:
+        """What the node has said of the run."""
+        return next(message for message in self.said if message["kind"] == "run")
+
     def tell(self, kind: str, **values: Any) -> None:
         self.messages.put_nowait({"kind": kind, **values})
 
@@ -150,11 +163,14 @@ class MemoryPeer:
         if (due := (await self.merge(measures=True))["due"]) is None:
             return {"sent": False}  # the run is over, and a trainer sends no more
         self.memory.delta.fill_(delta)
-        release = await self.ask(
-            "contribute", "release", fragment=due, weight=weight, samples=1, stands=stands, every=1, uses=[]
-        )
+        release = await self.contribute(due, weight=weight, stands=stands)
         await self.merge()
         return release
+
+    async def contribute(self, fragment: int, **more: Any) -> Message:
+        """Contribute what is in `memory.delta`, and wait for the end of the exchange."""
+        usual = {"weight": 1.0, "samples": 1, "stands": True, "every": 1, "uses": []}
+        return await self.ask("contribute", "release", fragment=fragment, **{**usual, **more})
 
     async def stop(self) -> None:
         """Leave the run. At the end of a test all peers do that."""
@@ -164,13 +180,34 @@ class MemoryPeer:
         await asyncio.wait({self.task}, timeout=10.0)
 
 
-@pytest.fixture
-def quick() -> dict[str, Any]:
-    """Settings of a quick run."""
-    return dict(QUICK)
+async def entered(
+    names: str, config: Mapping[str, Any] = QUICK, network: MemoryNetwork | None = None, **more: Any
+) -> list[MemoryPeer]:
+    """Peers with names of one letter that have entered one run, one after the other."""
+    network = network or MemoryNetwork()
+    peers = [MemoryPeer(network, name, dict(config), **more) for name in names]
+    for peer in peers:
+        await peer.enter()
+    return peers
 
 
-@pytest.fixture
-def memory_peer() -> type[MemoryPeer]:
-    """Makes a peer in an in-memory swarm."""
-    return MemoryPeer
+async def exchange(*peers: MemoryPeer, delta: float = 1.0) -> None:
+    """An exchange of all these peers."""
+    await asyncio.gather(*(peer.exchange(delta) for peer in peers))
+
+
+async def stop(*peers: MemoryPeer) -> None:
+    for peer in peers:
+        await peer.stop()
+
+
+def without_a_dht(peer: str, error: Exception) -> tuple[MemoryTransport, list[object]]:
+    """The transport of a peer whose DHT fails with this error, and the calls that failed so far."""
+    transport, calls = MemoryNetwork().join(peer, Inbox()), list[object]()
+
+    async def fail(*given: object, **_: object) -> Any:
+        calls.append(given)
+        raise error
+
+    transport.store = transport.fetch = transport.introduce = fail  # type: ignore[method-assign]
+    return transport, calls

@@ -17,33 +17,21 @@ from p2p_diloco.core.messages import Close
 from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.signing import pack
-from p2p_diloco.node import participation
+from p2p_diloco.node import auditing
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.examining import SLICES, Case
-from p2p_diloco.node.headers import KINDS, opened
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
-
-Peers = dict[str, Any]
-
+from tests.node.conftest import QUICK, MemoryPeer, exchange
 
 SIZES = (4, 4, 4, 4, 4, 4)
 
 
-@pytest.fixture
-def auditors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Audits]:
-    """The audits of each peer, by name."""
-    found: dict[str, Audits] = {}
-
-    class Found(Audits):
-        def __init__(self, common: Any, *given: Any) -> None:
-            super().__init__(common, *given)
-            found[common.transport.peer_id] = self
-
-    monkeypatch.setattr(participation, "Audits", Found)
-    return found
+@pytest.fixture(autouse=True)
+def newcomers_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "LOOK", 0.01)
 
 
 def audited(audits: Audits) -> int:
@@ -51,57 +39,66 @@ def audited(audits: Audits) -> int:
     return sum(case.right or case.proves for case in (*audits._cases, *audits._alleged.values()))
 
 
+OFTEN = {"heartbeat_interval": 0.15, "slice_elements": 4, "audit_rate": 1.0}
 PATIENT_S = 20.0
 """For peers of which none dies: on a busy machine an honest one may answer an audit late."""
 BY_HAND = {"audit_rate": 1e-9, "heartbeat_interval": 0.5, "heartbeat_timeout": PATIENT_S}
 """For tests that begin the audits themselves: the lot falls on no mean, and each peer makes its own."""
 
 
-async def swarm(
-    memory_peer: Any, quick: dict[str, Any], names: str, network: MemoryNetwork | None = None, **config: Any
-) -> Peers:
-    """Peers that have entered one run, in order."""
-    network = network or MemoryNetwork()
-    config = {**quick, "heartbeat_interval": 0.15, "slice_elements": 4, "audit_rate": 1.0, **config}
-    peers = {name: memory_peer(network, name, config, SIZES) for name in names}
-    for peer in peers.values():
+class Swarm:
+    """Peers that have entered one run, and the audits of each, by name."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self.peers: dict[str, MemoryPeer] = {}
+        self.audits: dict[str, Audits] = {}
+
+    @classmethod
+    async def of(cls, names: str, **config: Any) -> Swarm:
+        made = cls()
+        for name in names:
+            await made.enter(name, **{**OFTEN, **config})
+        return made
+
+    async def enter(self, name: str, **config: Any) -> Audits:
+        self.peers[name] = peer = MemoryPeer(self.network, name, {**QUICK, **config} if config else {}, SIZES)
         await peer.enter()
-    return peers
+        self.audits[name] = audits = peer.inbox.handler._audits  # type: ignore[attr-defined]
+        return audits
 
+    async def rounds(self, count: int, names: str = "") -> None:
+        """Let these peers, or all, exchange `count` times."""
+        for _ in range(count):
+            await asyncio.wait_for(exchange(*(self.peers[name] for name in names or self.peers)), 60.0)
 
-async def rounds(peers: Peers, count: int) -> None:
-    """Let these peers exchange `count` times."""
-    for _ in range(count):
-        await asyncio.wait_for(asyncio.gather(*(peer.exchange(1.0) for peer in peers.values())), 60.0)
+    async def means_of(self, owner: str, audits: Audits, count: int = 1) -> list[Case]:
+        """The first means of an owner that a peer keeps, after as many exchanges as it takes: on a busy machine others
+        may own slices in its place."""
+        while len(found := [case for case in audits._cases if case.owner == owner]) < count:
+            await self.rounds(1)
+        return found[:count]
 
+    @contextlib.asynccontextmanager
+    async def training(self, *, to_the_end: bool = True) -> AsyncIterator[None]:
+        """Within the block all peers exchange without end. At its end they end their last exchange, or it is cut
+        off."""
+        over = asyncio.Event()
 
-async def means_of(peers: Peers, audits: Audits, owner: str, count: int = 1) -> list[Case]:
-    """The first means of an owner that a peer keeps, after as many exchanges as it takes: on a busy machine others may
-    own slices in its place."""
-    while len(found := [case for case in audits._cases if case.owner == owner]) < count:
-        await rounds(peers, 1)
-    return found[:count]
+        async def train(peer: MemoryPeer) -> None:
+            while not over.is_set():
+                await peer.exchange(1.0)
 
-
-@contextlib.asynccontextmanager
-async def training(peers: Peers, *, to_the_end: str) -> AsyncIterator[None]:
-    """Within the block these peers exchange without end. At its end those of the given names end their last exchange,
-    and that of others is cut off."""
-    over = asyncio.Event()
-
-    async def train(name: str) -> None:
-        while not over.is_set():
-            await peers[name].exchange(1.0)
-
-    tasks = {name: asyncio.create_task(train(name)) for name in peers}
-    try:
-        yield
-        over.set()
-        await asyncio.wait_for(asyncio.gather(*(tasks[name] for name in to_the_end)), 60.0)
-    finally:
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        tasks = [asyncio.create_task(train(peer)) for peer in self.peers.values()]
+        try:
+            yield
+            over.set()
+            if to_the_end:
+                await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.contextmanager
@@ -111,16 +108,10 @@ def silent(audits: Audits) -> Iterator[None]:
         yield
 
 
-def audits_rightly(audits: Audits) -> Callable[..., memoryview]:
-    """This peer's audits compute rightly, whatever its means will be. Returns how a mean is computed."""
-    honest = audits._work.mean_of
-    audits._examiner._work = SimpleNamespace(mean_of=honest)
-    return honest
-
-
 def lies(audits: Audits) -> None:
     """From now on this peer's means are zeros. Its own audits are right."""
-    honest = audits_rightly(audits)
+    honest = audits._work.mean_of
+    audits._examiner._work = SimpleNamespace(mean_of=honest)
 
     def zeros(index: int, parts: Any) -> memoryview:
         return honest(index, [(author, weight, memoryview(bytes(part.nbytes))) for author, weight, part in parts])
@@ -141,86 +132,81 @@ def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryvie
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @awaited
-async def test_honest_peers_audit_each_other_and_expel_none(
-    memory_peer: Any, quick: Any, auditors: Any, mode: str
-) -> None:
+async def test_honest_peers_audit_each_other_and_expel_none(mode: str) -> None:
     """In the asynchronous mode submissions were made on unlike versions, and each is shown as it was signed."""
-    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S, mode=mode)
-    async with training(peers, to_the_end="abc" if mode == "sync" else ""):
-        await until(lambda: sum(map(audited, auditors.values())) >= 6, 60.0)
-    assert [audits.expelled for audits in auditors.values()] == [{}, {}, {}]
+    swarm = await Swarm.of("abc", heartbeat_timeout=PATIENT_S, mode=mode)
+    async with swarm.training(to_the_end=mode == "sync"):
+        await until(lambda: sum(map(audited, swarm.audits.values())) >= 6, 60.0)
+    assert [audits.expelled for audits in swarm.audits.values()] == [{}, {}, {}]
 
 
 @awaited
-async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on(memory_peer: Any, quick: Any, auditors: Any) -> None:
+async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on() -> None:
     """They hold the same state. A newcomer is told of the liar, which is gone when it joins, by peers of which one had
     only heard of the lie itself; and it computes the lie itself."""
-    network = MemoryNetwork()
-    peers = await swarm(memory_peer, quick, "abcd", network, heartbeat_timeout=PATIENT_S)
-    await rounds(peers, 2)
-    lies(auditors["b"])
-    going = asyncio.create_task(rounds({"b": peers["b"]}, 50))
-    others = {name: peer for name, peer in peers.items() if name != "b"}
+    swarm = await Swarm.of("abcd", heartbeat_timeout=PATIENT_S)
+    await swarm.rounds(2)
+    lies(swarm.audits["b"])
+    going = asyncio.create_task(swarm.rounds(50, "b"))
+    others = [swarm.audits[name] for name in "acd"]
     for _ in range(20):
-        await rounds(others, 1)
-        if all("b" in auditors[name].expelled for name in others):
+        await swarm.rounds(1, "acd")
+        if all("b" in audits.expelled for audits in others):
             break
-    await until(lambda: all("b" in auditors[name].expelled for name in others))
-    assert all("wrong mean" in auditors[name].expelled["b"] for name in others)
+    await until(lambda: all("b" in audits.expelled for audits in others))
+    assert all("wrong mean" in audits.expelled["b"] for audits in others)
     going.cancel()
-    await rounds(others, 3)
-    assert {name: auditors[name].expelled.keys() for name in others} == {name: {"b"} for name in others}
-    assert all("b" not in auditors[name]._roster.alive() for name in others)
-    digests = {(await peer.ask("ask", "told"))["digest"] for peer in others.values()}
-    assert len(digests) == 1
-    await peers["b"].stop()
-    others["e"] = memory_peer(network, "e", {}, SIZES)
-    await others["e"].enter()
-    await until(lambda: "b" in auditors["e"].expelled)
-    assert "wrong mean" in auditors["e"].expelled["b"]
-    assert audited(auditors["e"]) >= 1
-    assert not auditors["e"]._verdicts.mistaken
-    await rounds(others, 2)
+    await swarm.rounds(3, "acd")
+    assert [{*audits.expelled} for audits in others] == [{"b"}] * 3
+    assert all("b" not in audits._roster.alive() for audits in others)
+    assert len({(await swarm.peers[name].ask("ask", "told"))["digest"] for name in "acd"}) == 1
+    await swarm.peers["b"].stop()
+    newcomer = await swarm.enter("e")
+    await until(lambda: "b" in newcomer.expelled)
+    assert "wrong mean" in newcomer.expelled["b"]
+    assert audited(newcomer) >= 1
+    assert not newcomer._verdicts.mistaken
+    await swarm.rounds(2, "acde")
 
 
 @awaited
 async def test_a_peer_whose_audits_compute_wrongly_doubts_itself_and_splits_nothing(
-    memory_peer: Any, quick: Any, auditors: Any, caplog: Any
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its recomputation is off by one bit, so it finds a lie in each mean of the others. They compute these means
     and find none: no peer is expelled, the run goes on with all three, and it says loudly what is wrong."""
-    peers = await swarm(memory_peer, quick, "abc")
-    await rounds(peers, 1)
-    a = auditors["a"]
+    monkeypatch.setattr(auditing, "PATIENCE", 1)
+    swarm = await Swarm.of("abc")
+    await swarm.rounds(1)
+    a, b, c = swarm.audits.values()
     a._examiner._work = SimpleNamespace(mean_of=off_by_one_bit(a._work.mean_of))
-    async with training(peers, to_the_end="abc"):
+    async with swarm.training():
         await until(lambda: bool(a.doubt), 60.0)
-    assert [audits.expelled for audits in auditors.values()] == [{}, {}, {}]
-    assert [audits.doubt for name, audits in auditors.items() if name != "a"] == ["", ""]
-    assert any("a" in auditors[name]._verdicts.mistaken for name in "bc")
+    assert [audits.expelled for audits in (a, b, c)] == [{}, {}, {}]
+    assert (b.doubt, c.doubt) == ("", "")
+    assert "a" in b._verdicts.mistaken | c._verdicts.mistaken
     assert "this peer's results differ from all others'" in a.doubt
-    assert [record.levelname for record in caplog.records if "results differ" in record.getMessage()].count(
-        "ERROR"
-    ) == 1
-    assert all(set(audits._roster.alive()) == {*"abc"} - {name} for name, audits in auditors.items())
+    assert [record.levelname for record in caplog.records if "results differ" in record.message].count("ERROR") == 1
+    assert all({*audits._roster.alive()} == {*"abc"} - {audits._me} for audits in (a, b, c))
     before = audited(a)
-    await asyncio.sleep(2 * a._wait_s)
+    await asyncio.sleep(a._wait_s)
     assert audited(a) <= before + 2  # those that were under way
 
 
-def met(names: str) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """A decorator for a test that begins the audits itself. It gets these peers after some exchanges, and what a knows
-    of a mean of b."""
+Played = Callable[[Swarm, Audits, Case], Awaitable[None]]
 
-    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        def played(memory_peer: Any, quick: dict[str, Any], auditors: dict[str, Audits]) -> None:
-            async def life() -> None:
-                peers = await swarm(memory_peer, quick, names, **BY_HAND)
-                await rounds(peers, 2)
-                (case,) = await means_of(peers, auditors["a"], "b")
-                await test(peers, auditors, case)
 
-            asyncio.run(life())
+def met(names: str) -> Callable[[Played], Callable[[], None]]:
+    """A decorator for a test that begins the audits itself. It gets these peers after some exchanges, the audits of a,
+    and what a knows of a mean of b."""
+
+    def decorate(test: Played) -> Callable[[], None]:
+        @awaited
+        async def played() -> None:
+            swarm = await Swarm.of(names, **BY_HAND)
+            await swarm.rounds(2)
+            (case,) = await swarm.means_of("b", swarm.audits["a"])
+            await test(swarm, swarm.audits["a"], case)
 
         return played
 
@@ -235,11 +221,8 @@ def accusation(audits: Audits, case: Case, **changes: Any) -> Accusation:
 
 
 @met("abc")
-async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_an_accusation_must_name_a_mean_that_its_owner_signed(swarm: Swarm, a: Audits, case: Case) -> None:
     """Everything in it is covered by signatures, and no peer can accuse without end."""
-    a = auditors["a"]
     with silent(a):
         a._cases._cases.clear()
         ready = case.choice.entries[0][1]
@@ -248,7 +231,7 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
             a.accused("c", accusation(a, case, choice=crowd))
         key = key_of(case.mean.fragment, case.base, crowd)
         of = case.mean.fragment, case.base, key, case.mean.number, case.mean.hash
-        signed = replace(case, seal=auditors["b"]._signatures.of_mean(*of))
+        signed = replace(case, seal=swarm.audits["b"]._signatures.of_mean(*of))
         with pytest.raises(Refusal, match="more peers than"):
             a.accused("c", accusation(a, signed, choice=crowd, key=key))
         few = replace(case.choice, entries=case.choice.entries[:1])
@@ -269,13 +252,9 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
             a.accused("c", accusation(a, case))
 
 
-@awaited
-async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, quick: Any, auditors: Any) -> None:
+@met("abc")
+async def test_a_peer_that_accuses_wrongly_is_not_heard_again(swarm: Swarm, a: Audits, case: Case) -> None:
     """It has shown what the mean was made of, and it is right. Its word confirms nothing any more."""
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
-    await rounds(peers, 2)
-    a, c = auditors["a"], auditors["c"]
-    (case,) = await means_of(peers, c, "b")
     a._cases._cases.clear()
     a.accused("c", accusation(a, case))
     assert "b" in a._verdicts._claims["c"]
@@ -286,11 +265,9 @@ async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, 
 
 
 @met("abc")
-async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(swarm: Swarm, a: Audits, case: Case) -> None:
     """An honest owner refuses such a contribution; this one has made it itself."""
-    a, b = auditors["a"], auditors["b"]
+    b = swarm.audits["b"]
     payload = memoryview(np.full(4, np.nan, np.float32)).cast("B")
     hashes = tuple(hash_of(payload) for _ in SIZES)
     entry = case.choice.entries[1][1]
@@ -309,35 +286,15 @@ async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(
     assert "an impossible contribution" in a.expelled["b"]
 
 
-@awaited
-async def test_an_owner_that_invents_a_contribution_is_expelled(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    """What it shows is not what the authors signed. Nothing else proves its lie, so newcomers are not told of it."""
-    peers = await swarm(memory_peer, quick, "abc")
-    await rounds(peers, 1)
-    liar = auditors["b"]
-    lies(liar)
-    remember = liar._cases.made
-
-    def inventing(case: Case, now: float) -> None:
-        case.copies = {author: memoryview(bytes(payload.nbytes)) for author, payload in case.copies.items()}
-        remember(case, now)
-
-    liar._cases.made = inventing
-    going = asyncio.create_task(rounds(peers, 1000))
-    await until(lambda: all("b" in auditors[name].expelled for name in "ac"), 60.0)
-    going.cancel()
-    assert "doesn't show" in auditors["a"].expelled["b"]
-    assert not auditors["a"]._verdicts._proofs
-
-
-async def mean_to_show(peers: Peers, audits: Audits, owner: str) -> Any:
-    """Train until this peer has a mean of the owner that this one must show to it: the two have heard of each
-    other for long enough."""
+async def with_a_mean_to_show(**config: Any) -> tuple[Swarm, Audits, Case]:
+    """Peers a and b, and a mean that b must show to a: the two have heard of each other for long enough."""
+    swarm = await Swarm.of("ab", audit_rate=1e-9, **config)
+    a = swarm.audits["a"]
     for _ in range(1000):
-        await rounds(peers, 1)
-        made = [case for case in audits._cases if case.owner == owner]
-        if made and audits._examiner._must_show(made[-1]):
-            return made[-1]
+        await swarm.rounds(1)
+        made = [case for case in a._cases if case.owner == "b"]
+        if made and a._examiner._must_show(made[-1]):
+            return swarm, a, made[-1]
         await asyncio.sleep(0.05)
     raise AssertionError("no mean")
 
@@ -345,13 +302,12 @@ async def mean_to_show(peers: Peers, audits: Audits, owner: str) -> Any:
 @pytest.mark.parametrize(("restarts", "cut_off"), [(False, False), (True, False), (False, True)])
 @awaited
 async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done_nothing_wrong(
-    memory_peer: Any, quick: Any, auditors: Any, restarts: bool, cut_off: bool
+    restarts: bool, cut_off: bool
 ) -> None:
-    """It may have restarted. Or the auditor was cut off, got the commit late, and the copies were kept long enough."""
-    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
-    a, b = auditors["a"], auditors["b"]
-    case = await mean_to_show(peers, a, "b")
-    b._cases.get(case.mean).copies = {}
+    """It may have restarted. Or the auditor was cut off, got the commit late, and the copies were kept long enough.
+    Nothing else proves its lie, so newcomers are not told of it."""
+    swarm, a, case = await with_a_mean_to_show()
+    swarm.audits["b"]._cases.get(case.mean).copies = {}
     if cut_off:
         a._examiner.contact._since["b"] = case.since - 0.1
     a._begin(case)
@@ -362,54 +318,24 @@ async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done
         a._roster.summary = lambda peer: later if peer == "b" else known(peer)
     await until(lambda: case.over)
     assert bool(a.expelled) is not (restarts or cut_off)
-
-
-@pytest.mark.parametrize("lost", [Audit, Copy])
-@awaited
-async def test_an_owner_is_not_taken_for_a_liar_because_a_message_was_lost(
-    memory_peer: Any, quick: Any, auditors: Any, monkeypatch: Any, lost: type
-) -> None:
-    """The auditor asks again, and gets what did not arrive the first time, and nothing twice."""
-    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
-    a = auditors["a"]
-    case = await mean_to_show(peers, a, "b")
-    sender, sent = peers["a" if lost is Audit else "b"].transport, 0
-    send = sender.send
-
-    async def fails_once(to: str, header: bytes, payload: Any, **given: Any) -> None:
-        nonlocal sent
-        body = opened(header, a._token)
-        if not isinstance(body, int) and body[1] == KINDS.index(lost):
-            sent += 1
-            if sent == 1:
-                raise Unreachable("the link broke")
-        await send(to, header, payload, **given)
-
-    monkeypatch.setattr(sender, "send", fails_once)
-    a._begin(case)
-    await until(lambda: case.over)
-    assert case.right
-    assert not a.expelled
-    assert 2 <= sent <= (2 if lost is Audit else 4)
+    assert not a._verdicts._proofs
 
 
 @met("ab")
 async def test_a_mean_is_shown_before_its_owner_has_applied_its_commit_itself(
-    peers: Peers, auditors: dict[str, Audits], case: Case
+    swarm: Swarm, a: Audits, case: Case
 ) -> None:
     """a may have all means earlier."""
-    a, b = auditors["a"], auditors["b"]
+    b = swarm.audits["b"]
     b._cases._made[case.mean] = b._cases._cases.pop(case.mean)
     a._begin(case)
     await until(lambda: case.right)
 
 
 @met("abc")
-async def test_copies_that_an_owner_refuses_come_from_others_at_once(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_copies_that_an_owner_refuses_come_from_others_at_once(swarm: Swarm, a: Audits, case: Case) -> None:
     """The wait for the owner would be longer than this test."""
-    a, b, c = (auditors[name] for name in "abc")
+    b, c = swarm.audits["b"], swarm.audits["c"]
     at_c = c._cases.get(case.mean)
     c._begin(at_c)
     await until(lambda: at_c.right)
@@ -419,11 +345,8 @@ async def test_copies_that_an_owner_refuses_come_from_others_at_once(
 
 
 @met("ab")
-async def test_copies_for_another_audit_do_not_shorten_the_wait(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
-    a = auditors["a"]
-    with silent(auditors["b"]):
+async def test_copies_for_another_audit_do_not_shorten_the_wait(swarm: Swarm, a: Audits, case: Case) -> None:
+    with silent(swarm.audits["b"]):
         a._begin(case)
         for _ in range(3 * SLICES):
             await asyncio.sleep(0.01)
@@ -432,11 +355,8 @@ async def test_copies_for_another_audit_do_not_shorten_the_wait(
 
 
 @met("ab")
-async def test_means_that_waited_for_long_are_not_audited(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_means_that_waited_for_long_are_not_audited(swarm: Swarm, a: Audits, case: Case) -> None:
     """Their owners need not have the contributions any more. Audits that last could else make them liars."""
-    a = auditors["a"]
     case.since -= 1.1 * a._wait_s
     a._begin(case)
     await until(lambda: case.over)
@@ -445,12 +365,12 @@ async def test_means_that_waited_for_long_are_not_audited(
 
 
 @awaited
-async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, quick: Any, auditors: Any) -> None:
+async def test_an_accusation_does_not_wait_for_audits_by_lot() -> None:
     """Of A, B, C, D: B and C have expelled D, and D shows A nothing. If A judged their accusation after its own audits
     of D's means, it would work with D until then, and B and C without them."""
-    peers = await swarm(memory_peer, quick, "abcd", **BY_HAND)
-    await rounds(peers, 6)
-    a = auditors["a"]
+    swarm = await Swarm.of("abcd", **BY_HAND)
+    await swarm.rounds(6)
+    a = swarm.audits["a"]
     a._wait_s = a._examiner._wait_s = 1000.0
     *hidden, accused = [case for case in a._cases if case.owner != "a"][: AT_ONCE + 2]
     with silent(a):
@@ -466,9 +386,8 @@ async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, q
 
 @met("ab")
 async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_signed(
-    peers: Peers, auditors: dict[str, Audits], case: Case
+    swarm: Swarm, a: Audits, case: Case
 ) -> None:
-    a = auditors["a"]
     seal = b"-" * 64
     copy = Copy(case.mean, "b", seal, memoryview(bytes(6 * 32 + case.nbytes // 2)))
     assert not a.expects(copy)
@@ -478,7 +397,7 @@ async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_s
     assert not a.expects(replace(copy, author="c"))
     with pytest.raises(Refusal, match="signed"):
         a.take(copy)
-    shown = auditors["b"]._cases.get(case.mean)
+    shown = swarm.audits["b"]._cases.get(case.mean)
     ready, payload = shown.readys["b"], shown.copies["b"]
     right = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
     for wrong in (replace(copy, payload=right), Copy(case.mean, "a", ready.seal, right)):
@@ -490,11 +409,10 @@ async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_s
 
 
 @met("abc")
-async def test_one_peer_makes_others_audit_few_means(peers: Peers, auditors: dict[str, Audits], case: Case) -> None:
+async def test_one_peer_makes_others_audit_few_means(swarm: Swarm, a: Audits, case: Case) -> None:
     """One at a time, and few in all, none that is old. Else one peer could have all others get the contributions to
     each mean, which its owner sends."""
-    a = auditors["a"]
-    cases = await means_of(peers, a, "b", FAVOURS_AT_ONCE + 1)
+    cases = await swarm.means_of("b", a, FAVOURS_AT_ONCE + 1)
     with silent(a):
         a._wait_s = 1000.0  # no mean becomes old, however slow the machine is
         a._inbox.grant_of = lambda peer: {"c": "grant", "d": "grant"}.get(peer)
@@ -516,18 +434,16 @@ async def test_one_peer_makes_others_audit_few_means(peers: Peers, auditors: dic
 
 
 @met("ab")
-async def test_copies_that_are_lost_are_sent_again_a_few_times(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_copies_that_are_lost_are_sent_again_a_few_times(swarm: Swarm, a: Audits, case: Case) -> None:
     """Else a peer that breaks each transfer could have the same copies sent without end."""
-    a, sent = auditors["a"], list[str]()
+    sent = list[str]()
 
     def put(to: str, header: bytes, payload: Any, answered: Any) -> None:
         sent.append(to)
         answered(Unreachable("the link broke"))
 
     a._outbox.put = put
-    (own,) = await means_of(peers, a, "a")
+    (own,) = await swarm.means_of("a", a)
     for _ in range(3 * FAVOURS_AT_ONCE):
         a.asked("b", Audit(own.mean))
     assert sent == ["b"] * (1 + FAVOURS_AT_ONCE) * len(own.counted)
@@ -549,14 +465,10 @@ def closes(audits: Audits, case: Case, *samples: int, attempt: int = 0) -> list[
     return found
 
 
-@awaited
-async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: Any, quick: Any, auditors: Any) -> None:
+@met("abc")
+async def test_a_peer_that_contradicts_itself_is_expelled_by_all(swarm: Swarm, a: Audits, case: Case) -> None:
     """a gets two Closes of one attempt from b. It shows them to c, and to d, which joins later."""
-    network = MemoryNetwork()
-    peers = await swarm(memory_peer, quick, "abc", network, **BY_HAND)
-    await rounds(peers, 2)
-    a, b, c = (auditors[name] for name in "abc")
-    (case,) = await means_of(peers, a, "b")
+    b, c = swarm.audits["b"], swarm.audits["c"]
     own = b._cases.get(case.mean)
     first, second = closes(b, own, 1, 2)
     (later,) = closes(b, own, 3, attempt=1)
@@ -566,21 +478,16 @@ async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: An
     a._signatures.check("b", second)
     await until(lambda: "b" in c.expelled)
     assert a.expelled == c.expelled == {"b": "it signed two Closes of one attempt that contradict each other"}
-    await peers["b"].stop()
-    others = {name: peers[name] for name in "ac"}
-    await rounds(others, 2)
-    newcomer = memory_peer(network, "d", {**quick, "slice_elements": 4, **BY_HAND}, SIZES)
-    await newcomer.enter()
-    await until(lambda: "b" in auditors["d"].expelled)
+    await swarm.peers["b"].stop()
+    newcomer = await swarm.enter("d")
+    await until(lambda: "b" in newcomer.expelled)
 
 
 @met("ab")
-async def test_statements_that_contradict_nothing_expel_nobody(
-    peers: Peers, auditors: dict[str, Audits], case: Case
-) -> None:
+async def test_statements_that_contradict_nothing_expel_nobody(swarm: Swarm, a: Audits, case: Case) -> None:
     """Two of one content, two of other attempts, two of which one isn't signed, and those of two lives: who starts
     again has forgotten which choice it made."""
-    a, b = auditors["a"], auditors["b"]
+    b = swarm.audits["b"]
     own = b._cases.get(case.mean)
     assert own is not None
     first, second = closes(b, own, 1, 2)

@@ -16,9 +16,10 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.node.exporting import of_checkpoint, write
 from p2p_diloco.node.saving import read_checkpoint
 from tests.net.memory import MemoryNetwork
+from tests.node.conftest import QUICK, MemoryPeer
 from tests.node.trained import Trained
 
-SETTINGS = {"num_fragments": 2, "sync_every": 2, "codec": "bf16", "audit_rate": 1.0, "heartbeat_timeout": 10.0}
+SETTINGS = {**QUICK, "num_fragments": 2, "sync_every": 2, "codec": "bf16", "audit_rate": 1.0, "heartbeat_timeout": 10.0}
 
 
 def network_of(seed: int) -> nn.Sequential:
@@ -26,7 +27,7 @@ def network_of(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2, affine=False))
 
 
-def trained(memory_peer: Any, swarm: MemoryNetwork, name: str, config: Mapping[str, Any], **local: Any) -> Trained:
+def trained(swarm: MemoryNetwork, name: str, config: Mapping[str, Any], **local: Any) -> Trained:
     """A peer with data of its own. Its parameters drift at random."""
     model, drawn, offset = network_of(ord(name)), torch.Generator().manual_seed(ord(name)), float(ord(name) - ord("a"))
 
@@ -35,7 +36,7 @@ def trained(memory_peer: Any, swarm: MemoryNetwork, name: str, config: Mapping[s
         for parameter in model.parameters():
             parameter.data.add_(torch.randn(parameter.shape, generator=drawn), alpha=1e-3)
 
-    return Trained(memory_peer(swarm, name, dict(config), model=model, **local), model, step)
+    return Trained(MemoryPeer(swarm, name, dict(config), model=model, **local), model, step)
 
 
 def seen(peer: Trained) -> int:
@@ -43,14 +44,14 @@ def seen(peer: Trained) -> int:
     return int(peer.model.get_buffer("1.num_batches_tracked"))
 
 
-def played(scene: Any, memory_peer: Any, config: Mapping[str, Any]) -> None:
+def played(scene: Any, config: Mapping[str, Any]) -> None:
     """Play a scene; all peers that it has made with `peer(name)` leave at its end."""
 
     async def life() -> None:
         swarm, made = MemoryNetwork(), list[Trained]()
 
         async def peer(name: str, **local: Any) -> Trained:
-            made.append(trained(memory_peer, swarm, name, config, **local))
+            made.append(trained(swarm, name, config, **local))
             await made[-1].enter()
             return made[-1]
 
@@ -67,19 +68,12 @@ def is_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-async def rounds(count: int, *peers: Trained, steps: int = 1, later: int = 0) -> None:
+async def rounds(count: int, *peers: Trained) -> None:
     for _ in range(count):
-        await asyncio.gather(*(peer.exchange(steps, later=later) for peer in peers))
+        await asyncio.gather(*(peer.exchange() for peer in peers))
 
 
-@pytest.fixture
-def settings(quick: dict[str, Any]) -> dict[str, Any]:
-    return {**quick, **SETTINGS}
-
-
-def test_all_peers_have_the_same_statistics_to_the_bit(
-    memory_peer: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_peers_have_the_same_statistics_to_the_bit(caplog: pytest.LogCaptureFixture) -> None:
     """Also a newcomer, whose own are other ones. Every commit is audited, and none is a lie; equal counters are no
     sign of equal data."""
 
@@ -97,83 +91,14 @@ def test_all_peers_have_the_same_statistics_to_the_bit(
         await asyncio.sleep(0.2)  # for audits that are under way
 
     with caplog.at_level(logging.WARNING):
-        played(scene, memory_peer, {**settings, "start_peers": 2})
+        played(scene, {**SETTINGS, "start_peers": 2})
     assert "lie" not in caplog.text
     assert "wrong mean" not in caplog.text
     assert "contribute nearly the same" not in caplog.text
     assert "history ends" not in caplog.text
 
 
-def test_statistics_are_the_mean_by_steps_whatever_the_outer_step_is(
-    memory_peer: Any, settings: dict[str, Any]
-) -> None:
-    """In fp32, without momentum and limit, and of several commits; the counter is the greatest."""
-
-    async def scene(peer: Any) -> None:
-        a, b = await peer("a"), await peer("b")
-        for steps in (1, 5, 2, 30):
-            before = a.model[1].running_var.clone()
-            sent: dict[str, Tensor] = {}
-
-            async def noted(one: Trained, own: int, sent: dict[str, Tensor] = sent) -> None:
-                one.train(own)
-                sent[one.peer.setup.local.name] = one.model[1].running_var.clone()
-                await one.exchange(0)
-
-            await asyncio.gather(noted(a, steps), noted(b, 3 * steps))
-            expected = ((sent["a"].double() + 3 * sent["b"].double()) / 4).float()
-            assert torch.equal(a.model[1].running_var, expected)
-            assert not torch.equal(before, expected)
-            assert seen(a) == seen(b)
-
-    config = {"num_fragments": 1, "outer_lr": 0.3, "codec": "int4", "step_limit": 1.0, "start_peers": 2}
-    played(scene, memory_peer, {**settings, **config})
-
-
-def test_with_overlap_the_steps_since_sending_stay(memory_peer: Any, settings: dict[str, Any]) -> None:
-    """All peers know the same global values, while their own go on from these."""
-
-    async def scene(peer: Any) -> None:
-        a, b = await peer("a"), await peer("b")
-        await rounds(6, a, b, steps=2, later=1)
-        assert is_same(await a.state(), await b.state())
-        assert seen(a) == 18
-        own = a.model[1].running_mean
-        assert not torch.equal(own, (await a.state())["1.running_mean"])
-        assert not torch.equal(own, b.model[1].running_mean)
-        assert (a.model[1].running_var > 0).all()
-
-    config = {"overlap_steps": 1, "sync_every": 6, "start_peers": 2}
-    played(scene, memory_peer, {**settings, **config})
-
-
-@pytest.mark.parametrize("buffered", [0, 2])
-def test_a_submission_moves_the_statistics_by_one_peers_share(
-    memory_peer: Any, settings: dict[str, Any], buffered: int
-) -> None:
-    """In the asynchronous mode, with Delayed Nesterov as without: two peers train, so by half."""
-
-    async def scene(peer: Any) -> None:
-        a, b = await peer("a"), await peer("b")
-        for one in (a, b, a):
-            await one.merge()
-            await one.exchange()
-        before = (await a.state())["1.running_var"]
-        a.train(5)
-        own = a.model[1].running_var.clone()
-        await a.exchange(0)
-        assert torch.allclose(a.model[1].running_var, (before + own) / 2)
-        counted = seen(a)
-        await b.exchange(1)  # b has seen fewer batches
-        assert seen(b) == counted
-
-    config = {"mode": "async", "num_fragments": 1, "dn_buffer_size": buffered, "outer_momentum": 0.5}
-    played(scene, memory_peer, {**settings, **config, "successors": 0, "heartbeat_timeout": 5.0})
-
-
-def test_a_checkpoint_and_its_export_have_the_statistics(
-    memory_peer: Any, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_checkpoint_and_its_export_have_the_statistics(tmp_path: Path) -> None:
     """And a run that is restarted from it; a model's card is not needed for them."""
     folder, states = tmp_path / "saved", list[dict[str, Tensor]]()
 
@@ -186,7 +111,7 @@ def test_a_checkpoint_and_its_export_have_the_statistics(
         a = await peer("a", from_checkpoint=folder, restart_wait=1.0)
         states.append(await a.state())
 
-    played(first, memory_peer, {**settings, "start_peers": 2, "stop_after_epochs": 4})
+    played(first, {**SETTINGS, "start_peers": 2, "stop_after_epochs": 4})
     saved = read_checkpoint(PeerConfig(from_checkpoint=folder))
     assert saved is not None
     assert saved.versions[0].epoch == 4
@@ -194,7 +119,7 @@ def test_a_checkpoint_and_its_export_have_the_statistics(
     assert told["missing"] == []
     assert told["parameters"] == sum(parameter.numel() for parameter in network_of(0).parameters())
     exported = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
-    played(second, memory_peer, {**settings, "stop_after_epochs": None})
+    played(second, {**SETTINGS, "stop_after_epochs": None})
     for name, values in states[0].items():
         assert torch.equal(states[1][name], values)
         trained = name in dict(network_of(0).named_parameters())

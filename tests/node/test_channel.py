@@ -37,30 +37,20 @@ def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.Data
 
 
 def test_both_ends_speak() -> None:
-    """What one end sends the other receives, both ways."""
-
-    async def node_side(sock: socket.socket) -> dict[str, object]:
-        end = await NodeEnd.over(sock)
-        question = await end.receive()
-        end.send("answer", n=question["n"], blob=b"x" * 200_000)
-        await end.flush()
-        thanks = await end.receive()
-        await end.close()
-        return thanks
-
-    ours, theirs = socket.socketpair()
-    trainer = TrainerEnd(ours)
-    trainer.send({"kind": "ask", "n": 7})
+    """What one end sends the other receives, both ways, also where it is long."""
 
     async def both() -> None:
-        node = asyncio.create_task(node_side(theirs))
-        answer = await asyncio.to_thread(trainer.receive, 30.0)
-        assert answer == {"kind": "answer", "n": 7, "blob": b"x" * 200_000}
-        trainer.send({"kind": "thanks"})
-        assert (await node)["kind"] == "thanks"
+        ours, theirs = socket.socketpair()
+        trainer, node = TrainerEnd(ours), await NodeEnd.over(theirs)
+        trainer.send({"kind": "ask", "n": 7})
+        assert await node.receive() == {"kind": "ask", "n": 7}
+        node.send("answer", blob=b"x" * 200_000)
+        answer, _ = await asyncio.gather(asyncio.to_thread(trainer.receive, 30.0), node.flush())
+        assert answer == {"kind": "answer", "blob": b"x" * 200_000}
+        await node.close()
+        trainer.close()
 
     asyncio.run(both())
-    trainer.close()
 
 
 def test_the_end_of_the_other_process_is_told() -> None:

@@ -22,8 +22,8 @@ from p2p_diloco.node.headers import of_nodes, packed
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import plays
-from tests.node.conftest import QUICK
+from tests.net.patience import plays, until
+from tests.node.conftest import QUICK, MemoryPeer
 
 SLICES = 8
 
@@ -70,6 +70,10 @@ class Nodes:
         """End a data node. Its record stays for a while."""
         self.announcing[list(self.nodes).index(name)].cancel()
         self.network.kill(name)
+
+    def told(self, words: str) -> bool:
+        """Whether the reader has said this."""
+        return any(words in text for text in self.said)
 
     async def read(self, *indices: int) -> list[bytes]:
         """The bytes of slices of the one data set that there is."""
@@ -151,8 +155,7 @@ async def test_a_slice_that_no_data_node_has_is_waited_for(nodes: Nodes) -> None
     await nodes.add("a")
     (nodes.folder / "a" / "a.txt").write_text("gone")
     waits = asyncio.create_task(nodes.read(4))
-    while not any("waits for slice 4 of 'corpus': no data node that holds it answers (A: " in s for s in nodes.said):
-        await asyncio.sleep(0.01)
+    await until(lambda: nodes.told("waits for slice 4 of 'corpus': no data node that holds it answers (A: "))
     await nodes.add("b")
     assert await waits == [line(4)]
 
@@ -169,8 +172,7 @@ async def test_a_data_node_that_dies_is_replaced_at_once(nodes: Nodes) -> None:
     a._send_slice = never  # type: ignore[method-assign]
     nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
     waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
-    while len(a._tasks) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(a._tasks) >= 2)
     nodes.kill("a")
     assert await waits == [line(index) for index in range(1, SLICES)]
 
@@ -199,7 +201,7 @@ async def test_a_slow_data_node_is_waited_for_while_bytes_come(nodes: Nodes) -> 
     a._send_slice = slowly  # type: ignore[method-assign]
     assert await nodes.read(1) == [line(1)]
     assert list(a.sent.values()) == [2]
-    assert not any("no data node" in text for text in nodes.said)
+    assert not nodes.told("no data node")
 
 
 @plays(live)
@@ -221,8 +223,7 @@ async def test_a_data_node_is_ready_when_the_dht_has_its_record(
     node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(nodes.folder / "a"))
     monkeypatch.setattr(data_node, "publish", publish_oddly)
     announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
-    while asked < 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: asked >= 5)
     announcing.cancel()
     assert ready == [3]
     assert sum("can't be stored in the DHT; trying again in 0.05 s" in text for text in caplog.messages) == 3
@@ -244,8 +245,7 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
     serving = DataNode(liar, inbox := Inbox(), served(nodes.folder / "a"))
     inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
     waits = asyncio.create_task(nodes.read(0))
-    while not any("the manifest isn't the one that the data node's record names" in text for text in nodes.said):
-        await asyncio.sleep(0.01)
+    await until(lambda: nodes.told("the manifest isn't the one that the data node's record names"))
     waits.cancel()
 
 
@@ -291,27 +291,11 @@ async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
     identity = next(iter(nodes.reader._data_sets))
     nodes.network.delay_s = 0.02
     nodes.reader.soon(identity, [7, 0, 6, 5, 4, 3, 2])
-    while not asked:
-        await asyncio.sleep(0.001)
+    await until(lambda: asked)
     assert (await nodes.reader.get(identity, 1, nodes.said.append)).read_bytes() == line(1)
-    while nodes.reader._data_sets[identity].fetching:
-        await asyncio.sleep(0.01)
+    await until(lambda: not nodes.reader._data_sets[identity].fetching)
     assert sorted(asked) == [1, 4, 5, 6, 7]  # half of the cache holds 7, 0, 6, 5 and 4
     assert asked.index(1) <= AT_ONCE - 1
-
-
-@plays(live)
-async def test_few_slices_are_fetched_ahead_at_a_time(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one is there, the next one is asked for, until all are there."""
-    monkeypatch.setattr(fetching, "AHEAD", 2)
-    a = await nodes.add("a")
-    await nodes.read(0)
-    nodes.network.delay_s = 0.01
-    data_set = next(iter(nodes.reader._data_sets.values()))
-    nodes.reader.soon(data_set.manifest.identity, list(range(SLICES)))
-    while sum(a.sent.values()) < SLICES:
-        assert len(data_set.fetching) <= 2
-        await asyncio.sleep(0.001)
 
 
 @plays(live)
@@ -386,20 +370,19 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
         await liar.send("reader", header, memoryview(line(1)))
     nodes.network.delay_s = 0.05
     waits = asyncio.create_task(nodes.read(1))
-    while not any(what == (identity, 1) for _, what in nodes.reader.questions._open):
-        await asyncio.sleep(0.005)
+    await until(lambda: any(what == (identity, 1) for _, what in nodes.reader.questions._open))
     with pytest.raises(Refusal, match="did not ask"):
         await liar.send("reader", header, memoryview(b"poison!!"))
     assert await waits == [line(1)]
 
 
-def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> None:
+def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path) -> None:
     """What a data node sends, and the end of its connection, reach the replica by no event; the peer itself answers no
     question for data."""
 
     async def life() -> None:
         network = MemoryNetwork()
-        peer = memory_peer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
+        peer = MemoryPeer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
         await peer.enter()
         inbox = Inbox()
         transport = network.join("a", inbox)
@@ -412,8 +395,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> 
         post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
         network.delay_s = 0.1
         reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
-        while not peer.inbox.handler._questions._open:
-            await asyncio.sleep(0.01)
+        await until(lambda: peer.inbox.handler._questions._open)
         peer.inbox.moving("a")
         peer.inbox.closed("a")
         assert await reading == "line 02"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from p2p_diloco.core.events import Died
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import BOARD, DeathCount, read_peers
 from p2p_diloco.node.status import Deaths, PeerStatus
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer
 
 
 async def counted(deaths: Sequence[Died], *records: PeerStatus) -> DeathCount:
@@ -39,11 +39,8 @@ async def test_deaths_are_counted_by_their_cause() -> None:
     before = [PeerStatus(peer_id="x", deaths=Deaths(1, 2, 0)), PeerStatus(peer_id="y", deaths=Deaths(0, 1, 0))]
     count = await counted([Died("a", 1, "trainer"), Died("b", 1, "silent"), Died("b", 2, "node")], *before)
     assert count.total == Deaths(2, 4, 1)
-    assert [(death.peer, death.cause) for death in count.newest] == [
-        ("b's name", "silent"),
-        ("b's name", "node"),
-        ("last's name", "node"),
-    ]
+    told = [(death.peer, death.cause) for death in count.newest]
+    assert told == [("b's name", "silent"), ("b's name", "node"), ("last's name", "node")]
     assert abs(count.newest[0].time - time.time()) < 60.0
 
 
@@ -58,19 +55,18 @@ async def test_the_dead_peers_own_record_tells_the_cause() -> None:
 
 
 @awaited
-async def test_a_trainer_that_died_is_told_by_all(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_trainer_that_died_is_told_by_all() -> None:
     """In the dead peer's last record, and in the others'; a newcomer counts on, and does not look for the dead one. A
     peer that leaves on purpose is no death."""
     network = MemoryNetwork()
-    watcher, peers = network.join("w", Inbox()), {name: memory_peer(network, name, quick) for name in "abcd"}
+    watcher, peers = network.join("w", Inbox()), {name: MemoryPeer(network, name, QUICK) for name in "abcd"}
 
     async def record_of(peer: str) -> PeerStatus:
         return (await read_peers(watcher, "r")).get(peer, PeerStatus(peer_id=peer))
 
     for name in "abc":
         await peers[name].enter()
-    while sorted((await peers["a"].ask("ask", "told"))["peers"]) != ["a", "b", "c"]:
-        await asyncio.sleep(0.02)
+    await until(lambda: len(peers["a"].node.replica.roster.alive()) == 2)
     await peers["b"].stop()
     peers["c"]._channel.left_alone = True
     await peers["c"].stop()
@@ -80,8 +76,6 @@ async def test_a_trainer_that_died_is_told_by_all(memory_peer: Any, quick: dict[
     while (await record_of("d")).deaths is None:
         await asyncio.sleep(0.02)
     a, c, d = [await record_of(name) for name in "acd"]
-    for name in "ad":
-        await peers[name].stop()
     assert c.state == "dead"
     assert c.gone
     assert [(death.peer[0], death.cause) for death in a.newest_deaths] == [("c", "trainer")]

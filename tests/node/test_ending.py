@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
+from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.node import beginning, board, ending, participation, records
 from p2p_diloco.node.ending import End
 from p2p_diloco.node.inbox import Inbox
@@ -26,6 +27,7 @@ from p2p_diloco.tensors import checkpoint
 from tests.net.clocks import by_hand
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop, without_a_dht
 
 STOP = 3
 FOUNDING = Founding("r", "founder", 1.0)
@@ -43,20 +45,17 @@ def disk(folder: Path, name: str, **local: Any) -> dict[str, Any]:
     return {"checkpoint_dir": folder / name, "save_every": 2, "keep": 9, "restart_wait": 5.0, **local}
 
 
-async def to_the_end(
-    memory_peer: Any, quick: dict[str, Any], folder: Path, names: str = "ab", network: MemoryNetwork | None = None
-) -> list[float]:
-    """Peers train to the end of their run, and leave. The last θ."""
+async def to_the_end(folder: Path, network: MemoryNetwork | None = None, **more: Any) -> list[float]:
+    """Two peers train to the end of their run, and leave. The last θ."""
     network = network or MemoryNetwork()
-    config = {**quick, "stop_after_epochs": STOP, "start_peers": len(names)}
-    peers = [memory_peer(network, name, config, **disk(folder, name)) for name in names]
+    config = {**QUICK, "stop_after_epochs": STOP, "start_peers": 2, **more}
+    peers = [MemoryPeer(network, name, config, **disk(folder, name)) for name in "ab"]
     for peer in peers:
         await peer.enter(theta=1.0)
     while not all(peer.memory.finished for peer in peers):
-        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+        await exchange(*peers)
     last: list[float] = peers[0].memory.theta.tolist()
-    for peer in peers:
-        await peer.stop()
+    await stop(*peers)
     return last
 
 
@@ -126,13 +125,11 @@ def ending_of(transport: Any, replica: Any, folder: Path | None = None, group: s
 
 
 @awaited
-async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path) -> None:
     """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
     the last checkpoint, though `save_every` doesn't divide the last epoch."""
     network = MemoryNetwork()
-    await to_the_end(memory_peer, quick, tmp_path, network=network)
+    await to_the_end(tmp_path, network=network)
     founding = founding_in(network)
     onlooker = network.join("onlooker", Inbox())
     found = await ending.BOARD.read(onlooker, "r", End, lambda end: True)
@@ -151,19 +148,17 @@ async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
 
 
 @awaited
-async def test_one_peer_that_knows_of_the_end_tells_the_others(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_one_peer_that_knows_of_the_end_tells_the_others(tmp_path: Path) -> None:
     """A peer that was absent at the end, and has no record on its disk, is bound by a record that another peer keeps in
     the DHT; it doesn't write that record to its own disk. All checkpoints of the end are lost, so no peer trains on,
     and the error says what to do."""
-    await to_the_end(memory_peer, quick, tmp_path)
+    await to_the_end(tmp_path)
     for name in "ab":
         step_back(tmp_path, name)
     (tmp_path / "a" / ending.FILE).unlink()
     network = MemoryNetwork()
-    a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
-    b = memory_peer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=1.0))
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
+    b = MemoryPeer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=1.0))
     for sentence in await asyncio.gather(gives_up(a), gives_up(b)):
         assert sentence.startswith("wait_timeout=1 is over: the run r has ended at epoch 3 (digest ")
         assert "signed by b), this peer's state is of epoch 2, and no peer handed over the last state" in sentence
@@ -173,75 +168,65 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(
 
 
 @awaited
-async def test_a_newcomer_does_not_found_a_run_that_has_ended(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_newcomer_does_not_found_a_run_that_has_ended(tmp_path: Path) -> None:
     """The run's record is there, but no peer holds its state: founding again would start another lineage. The newcomer
     doesn't train on from a waiting peer's older state either."""
     network = MemoryNetwork()
-    await to_the_end(memory_peer, quick, tmp_path, network=network)
-    patience_s = 2 * quick["heartbeat_timeout"] + 0.5
-    sentence = await gives_up(memory_peer(network, "new"), Refused)  # long before its wait_timeout
+    await to_the_end(tmp_path, network=network)
+    patience_s = 2 * QUICK["heartbeat_timeout"] + 0.5
+    sentence = await gives_up(MemoryPeer(network, "new"), Refused)  # long before its wait_timeout
     assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
     assert "choose another run id" in sentence
     step_back(tmp_path, "a")
-    a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
-    sentences = await asyncio.gather(gives_up(a), gives_up(memory_peer(network, "newer", wait_timeout=patience_s)))
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
+    sentences = await asyncio.gather(gives_up(a), gives_up(MemoryPeer(network, "newer", wait_timeout=patience_s)))
     assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize("role", ["founder", "aggregator"])
 @awaited
-async def test_a_newcomer_founds_no_run_in_an_ended_runs_name(
-    memory_peer: Any, quick: dict[str, Any], role: str
-) -> None:
+async def test_a_newcomer_founds_no_run_in_an_ended_runs_name() -> None:
     """Only the record of the end is left in the swarm. A peer without a checkpoint ends with the epoch, the reason and
-    the mend, whether it could found the run or not; one with a checkpoint of that run is not refused."""
+    the mend, whether it could found the run or, as an aggregator, not."""
     network = MemoryNetwork()
-    a = memory_peer(network, "a", {**quick, "stop_after_epochs": STOP})
-    await a.enter()
+    (a,) = await entered("a", {**QUICK, "stop_after_epochs": STOP}, network)
     while not a.memory.finished:
         await a.exchange(1.0)
     await a.stop()
     del network.records["r/config"]
-    sizes = None if role == "aggregator" else (4,)
-    new = memory_peer(network, "new", quick if sizes else {}, sizes=sizes)
-    await new.start()
-    with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
-        await new.hear("run", timeout_s=20.0)
-    await new.stop()
+    for new in (MemoryPeer(network, "founder", QUICK), MemoryPeer(network, "aggregator", sizes=None)):
+        await new.start()
+        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
+            await new.hear("run", timeout_s=20.0)
+        await new.stop()
     assert "r/config" not in network.records
 
 
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
 @awaited
 async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, slow: str
+    monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
     network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
-    store, holders_of = ending.store, beginning.holders_of
 
-    async def store_late(*given: Any) -> bool:
-        await asyncio.sleep(2.0)
-        return await store(*given)
+    def delayed(what: Any, wait: Callable[[], Awaitable[object]]) -> Any:
+        async def later(*given: Any) -> Any:
+            looked.set()
+            await wait()
+            return await what(*given)
 
-    async def look_late(*given: Any) -> dict[str, list[str]]:
-        looked.set()
-        await left.wait()
-        return await holders_of(*given)
+        return later
 
     if slow == "the end's record":
-        monkeypatch.setattr(ending, "store", store_late)
+        monkeypatch.setattr(ending, "store", delayed(ending.store, lambda: asyncio.sleep(2.0)))
         monkeypatch.setattr(participation, "LEAVE_S", 10.0)
         looked.set()
     else:
-        monkeypatch.setattr(beginning, "holders_of", look_late)
-    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 2})
-    await a.enter()
+        monkeypatch.setattr(beginning, "holders_of", delayed(beginning.holders_of, left.wait))
+    (a,) = await entered("a", {**QUICK, "stop_after_epochs": 2}, network)
     network.cut("a", "new")
-    sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
+    sentence = asyncio.create_task(gives_up(MemoryPeer(network, "new"), Refused))
     await a.exchange(1.0)
     await asyncio.wait_for(looked.wait(), 30.0)
     await a.exchange(1.0)
@@ -253,19 +238,19 @@ async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
 
 
 @awaited
-async def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+async def test_the_last_state_is_served_for_a_while(tmp_path: Path) -> None:
     """Whoever comes back with it waits for as many peers as the last round had, `restart_wait` at most, and ends as it
     had ended."""
-    last = await to_the_end(memory_peer, quick, tmp_path)
+    last = await to_the_end(tmp_path)
     began = time.monotonic()
-    alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=0.5))
+    alone = MemoryPeer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=0.5))
     await alone.enter()
     assert time.monotonic() - began >= 0.5
     await alone.stop()
     assert alone.memory.theta.tolist() == last
     network = MemoryNetwork()
     began = time.monotonic()
-    both = [memory_peer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
+    both = [MemoryPeer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
     assert await asyncio.gather(*map(its_end, both)) == [last] * 2
     assert time.monotonic() - began < 30.0
 
@@ -320,13 +305,11 @@ async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
 
 
 @awaited
-async def test_a_record_does_not_end_a_run_that_goes_on(
-    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_record_does_not_end_a_run_that_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """A stranger's record, signed for this very founding, keeps no newcomer from training where others train, and
     nobody that trains listens to it."""
     network = MemoryNetwork()
-    a, b = memory_peer(network, "a", {**quick, "stop_after_epochs": 1000}), memory_peer(network, "b")
+    a, b = MemoryPeer(network, "a", {**QUICK, "stop_after_epochs": 1000}), MemoryPeer(network, "b")
     await a.enter(theta=1.0)
     stranger, founding = network.join("stranger", Inbox()), founding_in(network)
     false = signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding, fragments=1)
@@ -342,52 +325,48 @@ async def test_a_record_does_not_end_a_run_that_goes_on(
     assert b.memory.finished == 0
     training.cancel()
     await asyncio.wait({training})
-    for peer in (b, a):
-        await peer.stop()
+    await stop(b, a)
     assert caplog.text.count("because another peer still trains in it") == 1
 
 
 @awaited
-async def test_a_newer_generation_is_bound_by_no_older_end(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_newer_generation_is_bound_by_no_older_end(tmp_path: Path) -> None:
     """Who sets the run back from an older checkpoint trains, whatever generation a stranger's record names: it is the
     way out. So do those that come to it or to its checkpoints."""
     network = MemoryNetwork()
-    await to_the_end(memory_peer, quick, tmp_path, network=network)
+    await to_the_end(tmp_path, network=network)
     stranger, founding = network.join("stranger", Inbox()), founding_in(network)
     await ending.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
     for name in "ab":
         step_back(tmp_path, name)
-    a = memory_peer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
-    b = memory_peer(network, "b", **disk(tmp_path, "b"))
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
+    b = MemoryPeer(network, "b", **disk(tmp_path, "b"))
     await a.enter()
     await b.enter()
     assert [p.memory.epoch for p in (a, b)] == [0, 0]
     for _ in range(2):
-        await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
-    for peer in (a, b):
-        await peer.stop()
-    again = memory_peer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
+        await exchange(a, b)
+    await stop(a, b)
+    again = MemoryPeer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
     await again.enter()
     assert again.memory.finished == 0
 
 
 @awaited
-async def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_run_goes_on_with_a_greater_stop(tmp_path: Path) -> None:
     """Once its record is gone from the DHT, a run that is started with a greater `stop_after_epochs` has not ended,
     also for those that don't ask for it and have an older checkpoint."""
-    await to_the_end(memory_peer, {**quick, "heartbeat_interval": 0.05}, tmp_path)  # b hears of a before it looks
+    await to_the_end(tmp_path, heartbeat_interval=0.05)  # b hears of a before it looks
     step_back(tmp_path, "b")
     network = MemoryNetwork()
-    a = memory_peer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
-    b = memory_peer(network, "b", **disk(tmp_path, "b", restart_wait=60.0))
+    a = MemoryPeer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
+    b = MemoryPeer(network, "b", **disk(tmp_path, "b", restart_wait=60.0))
     entering = asyncio.create_task(a.enter())
     await asyncio.sleep(0.3)
     await b.enter()
     await entering
     assert [p.memory.epoch for p in (a, b)] == [STOP, STOP]
-    await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
+    await exchange(a, b)
 
 
 # -- records
@@ -425,13 +404,17 @@ async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) 
 
 
 @awaited
-async def test_a_file_that_is_no_record_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever bytes stand in it, nothing is raised."""
+async def test_a_file_that_is_no_record_or_cant_be_one_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever bytes stand in it, nothing is raised; nor where a file stands in the folder's place."""
     transport = MemoryNetwork().join("x", Inbox())
     for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
         (tmp_path / ending.FILE).write_bytes(junk)
         assert ending.load(tmp_path, transport, FOUNDING, RULES) is None
     assert caplog.text.count("can't be read as the record of a run") == 5
+    ending.save(tmp_path / ending.FILE, signed_end(LAST))
+    assert "can't be written" in caplog.text
 
 
 @awaited
@@ -450,13 +433,6 @@ async def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: py
     monkeypatch.setattr(transport, "signed_by", lambda *a: tried.append(a[0]) or signed_by(*a))
     assert await ending.read(transport, FOUNDING, RULES) in ([], [good])
     assert len(tried) == board.TRIED_MAX
-
-
-def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk, or a file where the folder should be, ends nothing."""
-    (tmp_path / "file").touch()
-    ending.save(tmp_path / "file", signed_end(LAST))
-    assert "can't be written" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -512,35 +488,6 @@ async def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
 
 
 @awaited
-async def test_a_rumour_hides_no_confirmed_end() -> None:
-    """Of a higher end than the true one, in more records than a look checks."""
-    transport = MemoryNetwork().join("x", Inbox())
-    for number in range(2 * board.TRIED_MAX):
-        higher = dataclasses.replace(LAST, samples=100 + number)
-        await ending.store(transport, FOUNDING, signed_end(higher, "mallory"))
-    await ending.store(transport, FOUNDING, true := signed_end(LAST, "a"))
-    made = ending_of(transport, replica_at(STOPPED), group="xab")
-    assert await made.look()
-    assert made.known == true
-
-
-@awaited
-async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
-    """A newcomer has looked and found none; then the record shows, and an older state comes."""
-    transport = MemoryNetwork().join("x", Inbox())
-    replica = replica_at(ModelVersion(), has_state=False, epoch=0, fetching=SimpleNamespace(grew_at=0.0))
-    made = ending_of(transport, replica)
-    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=0.5))
-    newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0)
-    waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
-    await asyncio.sleep(0.05)
-    await ending.store(transport, FOUNDING, signed_end(LAST))
-    replica.has_state = True
-    with pytest.raises(GaveUpWaiting):
-        await waiting
-
-
-@awaited
 async def test_a_state_may_take_long_while_its_slices_come() -> None:
     """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
     fetching = SimpleNamespace(grew_at=0.0)
@@ -571,33 +518,18 @@ async def test_a_state_may_take_long_while_its_slices_come() -> None:
 @awaited
 async def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
     """Who can't be told by the DHT goes by its disk; and storing is tried again."""
-
-    class Broken:
-        peer_id, calls = "x", 0
-
-        async def fail(self, *_: object, **__: object) -> None:
-            self.calls += 1
-            raise ending.Unreachable("nobody answers")
-
-        store = fetch = fail
-
-        def sign(self, kind: bytes, statement: bytes) -> str:
-            return signed("x", kind, statement)
-
-        def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
-            return proof == signed(peer, kind, statement)
-
     ending.save(tmp_path, signed_end(LAST))
-    broken, replica = Broken(), replica_at(STOPPED)
-    made = ending_of(broken, replica, tmp_path)
+    transport, calls = without_a_dht("x", Unreachable("nobody answers"))
+    replica = replica_at(STOPPED)
+    made = ending_of(transport, replica, tmp_path)
     await made.begin(1.0)
-    assert broken.calls == 1
+    assert len(calls) == 1
     assert await made.look()
-    task, before = asyncio.create_task(made.keep()), broken.calls
+    task, before = asyncio.create_task(made.keep()), len(calls)
     await asyncio.wait({task}, timeout=0.05)
-    assert broken.calls > before
+    assert len(calls) > before
     assert not task.done()
     task.cancel()
-    replica.finished, before = True, broken.calls
+    replica.finished, before = True, len(calls)
     await made.leave(1.0)
-    assert broken.calls > before
+    assert len(calls) > before

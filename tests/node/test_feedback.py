@@ -10,18 +10,13 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.core import waits
-from tests.net.memory import MemoryNetwork
+from tests.node.conftest import QUICK, entered
 
 ROUNDS, NUMEL = 12, 300
 SLICES = {
-    "slice_elements": 150,
-    "outer_momentum": 0.0,
-    "start_peers": 3,
-    "aggregation": "mean",
-    "step_limit": 0.0,
-    "heartbeat_interval": 0.5,
-    "heartbeat_timeout": 20.0,
-}
+    **QUICK, "slice_elements": 150, "outer_momentum": 0.0, "start_peers": 3, "aggregation": "mean", "step_limit": 0.0,
+    "heartbeat_interval": 0.5, "heartbeat_timeout": 20.0,
+}  # fmt: skip
 
 
 def constant(peer: int) -> Tensor:
@@ -34,36 +29,25 @@ async def exchange(peer: Any, delta: Tensor) -> None:
     due = (await peer.merge())["due"]
     peer.memory.delta.copy_(delta)
     peer.memory.steps += 1  # else it would be idle, and nobody would wait for it
-    release = await peer.ask(
-        "contribute", "release", fragment=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
-    )
-    assert release["sent"]
+    assert (await peer.contribute(due))["sent"]
     await peer.merge()
 
 
-async def trained(memory_peer: Any, config: dict[str, Any]) -> list[Tensor]:
+async def trained(config: dict[str, Any]) -> list[Tensor]:
     """θ of three peers after rounds in which each contributes the same every time."""
-    network = MemoryNetwork()
-    peers = [memory_peer(network, name, config, sizes=(NUMEL,)) for name in "abc"]
-    for peer in peers:
-        await peer.enter()
+    peers = await entered("abc", config, sizes=(NUMEL,))
     for _ in range(ROUNDS):
         await asyncio.gather(*(exchange(peer, constant(index)) for index, peer in enumerate(peers)))
-    thetas = [peer.memory.theta.clone() for peer in peers]
-    for peer in peers:
-        await peer.stop()
-    return thetas
+    return [peer.memory.theta.clone() for peer in peers]
 
 
 @pytest.mark.parametrize(("codec", "bound"), [("int8", 0.004), ("int4", 0.08), ("e3m0", 0.5), ("topk", 4.0)])
-def test_three_peers_arrive_where_fp32_does(
-    memory_peer: Any, quick: dict[str, Any], codec: str, bound: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_peers_arrive_where_fp32_does(codec: str, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All have the same θ to the bit, and are off by what the residuals of one round hold, not of all. Every round
     waits for all three: on a busy machine one would soon be late in rounds as short as these."""
     monkeypatch.setattr(waits, "awaited", lambda log, now: {})
-    config = {**quick, **SLICES, "codec": codec, "reply_codec": "fp32"}
-    thetas = asyncio.run(trained(memory_peer, config))
+    config = {**SLICES, "codec": codec, "reply_codec": "fp32"}
+    thetas = asyncio.run(trained(config))
     assert torch.equal(thetas[0], thetas[1])
     assert torch.equal(thetas[0], thetas[2])
     mean = sum((constant(index) for index in range(3)), torch.zeros(NUMEL)) / 3

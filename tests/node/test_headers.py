@@ -9,6 +9,8 @@ from typing import get_args
 
 import msgpack
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.state import append, is_sound, key_of
@@ -17,7 +19,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.fields import check_place
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import KEPT, OF_KIND, PROTOCOL, Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import KEPT, OF_KIND, PROTOCOL, Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from tests.node.headers_world import OF_LIFE, RULES, SEAL, SLICES, TOKEN, Run, hashed, names, ready
 
 
@@ -310,17 +312,39 @@ def test_a_claimed_length_takes_no_memory(raw: bytes) -> None:
         assert peak < 2**20
 
 
-def test_a_message_takes_memory_by_its_length() -> None:
-    """The smallest entry of a choice has 6 bytes, and becomes a contribution."""
-    entry = [0, 0, 0, 0]
-    choice = [None, 0, [entry] * 10_000]
-    tag = list(OF_KIND).index(m.Close)
-    base = run().state.version
-    version = [base.generation, base.samples, base.epoch, bytes.fromhex(base.digest)]
-    body = msgpack.packb([tag, 0, version, 0, None, 0, bytes(16), choice, [None] * SLICES, b""])
-    tracemalloc.start()
-    found = outcome(body)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert "one peer has two" in str(found)
-    assert peak < 400 * len(body)
+# -- the messages of nodes
+
+texts, hashes = st.text(max_size=20), st.binary(min_size=16, max_size=16).map(bytes.hex)
+counts = st.integers(0, 2**40)
+st.register_type_strategy(str, texts)
+st.register_type_strategy(int, counts)
+st.register_type_strategy(bytes, st.binary(max_size=64).map(lambda seal: seal if len(seal) == 64 else b""))
+st.register_type_strategy(Version, st.builds(Version, counts, counts, counts, hashes))
+means = st.builds(wire.OfMean, counts, hashes, counts, texts, st.binary(min_size=32, max_size=32).map(bytes.hex))
+st.register_type_strategy(wire.OfMean, means)
+
+
+def any_message() -> st.SearchStrategy[wire.NodeMessage]:
+    """Each kind that there is, with whatever its fields may hold, and no payload."""
+    return st.one_of(
+        *(
+            st.builds(k, **({"payload": st.none()} if "payload" in k.__slots__ else {}))
+            for k in get_args(wire.NodeMessage)
+        )
+    )
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(any_message())
+def test_a_message_survives_its_header(message: wire.NodeMessage) -> None:
+    """Every kind of message, with any values, is equal after the trip."""
+    assert of_nodes(packed(message, TOKEN), TOKEN) == message
+
+
+def test_the_token_of_another_run_is_refused() -> None:
+    """A data node knows no run's token, so messages to and from it have none."""
+    with pytest.raises(Refusal, match="wrong run token"):
+        of_nodes(packed(wire.Nudge(3), b"x" * 16), TOKEN)
+    with pytest.raises(Refusal, match="wrong run token"):
+        of_nodes(packed(wire.Nudge(3), wire.ANY_RUN), TOKEN)
+    assert of_nodes(packed(wire.ListSlices("a"), b"x" * 16), TOKEN) == wire.ListSlices("a")

@@ -17,30 +17,29 @@ from p2p_diloco.history.reading import Life, check, read
 from p2p_diloco.node import history
 from p2p_diloco.node.history import Head
 from tests.net.memory import MemoryNetwork
-from tests.node.conftest import MemoryPeer
+from tests.node.conftest import QUICK, MemoryPeer, exchange, stop
 
 ROUNDS = 3
 
 
-async def trained(names: str, config: dict[str, Any], **local: Any) -> None:
+async def trained(names: str, **local: Any) -> None:
     """Nodes of these names train for some rounds, and leave."""
     network = MemoryNetwork()
-    peers = [MemoryPeer(network, name, {**config, "start_peers": len(names)}, **local) for name in names]
+    peers = [MemoryPeer(network, name, {**QUICK, "start_peers": len(names)}, **local) for name in names]
     await asyncio.gather(*(peer.enter() for peer in peers))
     for _ in range(ROUNDS):
-        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
-    for peer in peers:
-        await peer.stop()
+        await exchange(*peers)
+    await stop(*peers)
 
 
 def lives(folder: Path) -> list[Life]:
     return read([folder])
 
 
-def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> None:
+def test_each_node_keeps_a_history(tmp_path: Path) -> None:
     """It is whole from the first event to the last record, plays again with the same effects, and only its user may
     read the file. Of slices and means it has the number of their bytes, and no bytes."""
-    asyncio.run(trained("ab", quick, history_path=tmp_path))
+    asyncio.run(trained("ab", history_path=tmp_path))
     found = lives(tmp_path)
     assert sorted(life.head.name for life in found) == ["a", "b"]
     for life in found:
@@ -57,11 +56,7 @@ def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("broken", ["no folder", "full disk"])
 def test_a_history_that_cannot_be_written_ends_with_one_warning(
-    broken: str,
-    quick: dict[str, Any],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its folder can't be made or the disk becomes full: one warning, and the run goes on."""
     if broken == "no folder":
@@ -78,22 +73,18 @@ def test_a_history_that_cannot_be_written_ends_with_one_warning(
 
         monkeypatch.setattr(history.History, "_put", full)
     with caplog.at_level(logging.WARNING):
-        asyncio.run(trained("a", quick, history_path=folder))
+        asyncio.run(trained("a", history_path=folder))
     assert sum("history ends here" in record.message for record in caplog.records) == 1
 
 
-def test_no_history_is_kept_if_none_is_wanted(quick: dict[str, Any], tmp_path: Path) -> None:
-    asyncio.run(trained("a", quick, history_path=tmp_path, history_bytes=0))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_it_lies_in_the_users_state_folder(
-    quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_lies_in_the_users_state_folder_if_one_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless told otherwise, in a folder of the run's name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    asyncio.run(trained("a", quick))
-    (path,) = (tmp_path / "p2p_diloco" / "history").glob("*/*")
+    asyncio.run(trained("a", history_bytes=0))
+    folder = tmp_path / "p2p_diloco" / "history"
+    assert not [*folder.glob("*/*")]
+    asyncio.run(trained("a"))
+    (path,) = folder.glob("*/*")
     assert path.parent.name == "r"
     assert path.name.startswith("a-")
 
@@ -113,12 +104,12 @@ def test_a_young_peers_events_wait_less(tmp_path: Path) -> None:
     assert written == [0, 0, 3, 3, 3, 3, 7]
 
 
-def test_old_histories_make_room(quick: dict[str, Any], tmp_path: Path) -> None:
+def test_old_histories_make_room(tmp_path: Path) -> None:
     """When a peer starts, the oldest files of all runs are deleted until the rest is within the bound."""
     folder, size = tmp_path / "earlier", 100_000
     folder.mkdir()
     for number in range(10):
         (folder / f"{number}{history.SUFFIX}").write_bytes(bytes(size))
         os.utime(folder / f"{number}{history.SUFFIX}", (1000 + number, 1000 + number))
-    asyncio.run(trained("a", quick, history_path=tmp_path, history_bytes=size))
+    asyncio.run(trained("a", history_path=tmp_path, history_bytes=size))
     assert sorted(path.name for path in folder.iterdir()) == [f"{number}{history.SUFFIX}" for number in (6, 7, 8, 9)]

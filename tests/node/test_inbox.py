@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,6 +21,7 @@ from p2p_diloco.node.joining import DescriptionInbox
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
+from tests.node.conftest import QUICK, MemoryPeer
 
 RULES = Rules(run="r", fragments=((0,),))
 
@@ -49,10 +49,10 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
 
 
 @awaited
-async def test_progress_is_told_ten_times_a_second(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_progress_is_told_ten_times_a_second() -> None:
     """However many payloads to and from a peer are under way: each peer's progress is told at once, and then again
     when `MOVING_EVERY_S` is over."""
-    peer = memory_peer(MemoryNetwork(), "a", quick)
+    peer = MemoryPeer(MemoryNetwork(), "a", QUICK)
     await peer.enter()
     inbox, told, loop = peer.inbox.handler, list[str](), asyncio.get_running_loop()
     inbox._node = SimpleNamespace(moving=told.append)

@@ -23,14 +23,13 @@ from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.net.swarm import STRANGER
+from tests.node.conftest import QUICK, MemoryPeer, entered, stop, without_a_dht
 
 
 @awaited
-async def test_two_founders_become_one_run(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_founders_become_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that found at once the record of the lowest name wins: one model is taken by both, settings included."""
     fetch = MemoryTransport.fetch
 
@@ -42,29 +41,23 @@ async def test_two_founders_become_one_run(
     monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
     monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
     network = MemoryNetwork()
-    peers = [
-        memory_peer(network, "a", {**quick, "outer_lr": 0.5}),
-        memory_peer(network, "b", {**quick, "outer_lr": 0.25}),
-    ]
+    peers = [MemoryPeer(network, name, {**QUICK, "outer_lr": rate}) for name, rate in (("a", 0.5), ("b", 0.25))]
     await asyncio.gather(peers[0].enter(theta=1.0), peers[1].enter(theta=2.0))
     records = {subkey: value for (subkey, _), (value, _) in network.records["r/config"].items()}
     assert len(records) == 2
     winner = RunRecord.unpack(records[min(records)])
-    told = [next(m for m in peer.said if m["kind"] == "run") for peer in peers]
-    assert {run["config"]["outer_lr"] for run in told} == {winner.config["outer_lr"]}
+    assert {peer.told_run["config"]["outer_lr"] for peer in peers} == {winner.config["outer_lr"]}
     expected = 1.0 if winner.founder == "a" else 2.0
     assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
 
 
 @awaited
-async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two peers found a run at once, and a third comes when it can see only the record that loses. It waits as they
     do, and takes the one that they take: signatures and histories are of one founding."""
     monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
     network = MemoryNetwork()
-    founder, later = (memory_peer(network, name, quick) for name in "ab")
+    founder, later = (MemoryPeer(network, name, QUICK) for name in "ab")
     joining = [Joining(peer.setup, peer.swarm(), lambda text: None) for peer in (founder, later)]
     found = (await joining[0].find_run(founder.setup.asked)).record
     other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
@@ -79,31 +72,31 @@ async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
         await peer.transport.close()
 
 
-@pytest.mark.parametrize("told", [{"found": True}, {"initial_peers": ()}, {"config": {"outer_lr": 0.5}}])
+SOMEWHERE = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"), [({}, {"found": True}), (QUICK, {"initial_peers": ()}), (QUICK | {"outer_lr": 0.5}, {})]
+)
 @awaited
-async def test_a_peer_without_settings_waits_for_a_founder(memory_peer: Any, quick: dict[str, Any], told: Any) -> None:
+async def test_a_peer_without_settings_waits_for_a_founder(config: dict[str, Any], told: dict[str, Any]) -> None:
     """A peer that joins through others and has no settings of the run founds nothing. It says so, and takes the
     settings of the peer that is told to found: by `found`, by having no initial peers, or by settings."""
-    somewhere = {"initial_peers": "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"}
     network = MemoryNetwork()
-    waiting = memory_peer(network, "waiting", **somewhere)
+    waiting = MemoryPeer(network, "waiting", initial_peers=SOMEWHERE)
     entering = asyncio.create_task(waiting.enter(theta=1.0))
-    while not any("neither settings" in message.get("text", "") for message in waiting.said):
-        await asyncio.sleep(0.01)
+    await until(lambda: any("neither settings" in message.get("text", "") for message in waiting.said))
     assert "r/config" not in network.records
-    options = {**somewhere, "config": {}, **told}
-    config = {**options.pop("config"), **(quick if "found" not in told else {})}
-    founder = memory_peer(network, "founder", config, **options)
+    founder = MemoryPeer(network, "founder", config, **{"initial_peers": SOMEWHERE, **told})
     await founder.enter(theta=2.0)
     await entering
     assert waiting.memory.theta[0].item() == 2.0
 
 
 @awaited
-async def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any) -> None:
+async def test_a_peer_without_settings_waits_for_a_limited_time() -> None:
     """After `wait_timeout` it ends with the reason and the mend."""
-    initial = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
-    peer = memory_peer(MemoryNetwork(), "a", wait_timeout=0.3, initial_peers=initial)
+    peer = MemoryPeer(MemoryNetwork(), "a", wait_timeout=0.3, initial_peers=SOMEWHERE)
     await peer.start()
     with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0.3 is over: no peer has founded the run r.*--found"):
         await peer.hear("run")
@@ -118,12 +111,10 @@ async def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any
     ],
 )
 @awaited
-async def test_a_misfit_is_told_why(
-    memory_peer: Any, quick: dict[str, Any], config: dict[str, Any], sizes: tuple[int, ...], error: Any, sentence: str
-) -> None:
+async def test_a_misfit_is_told_why(config: dict[str, Any], sizes: tuple[int, ...], error: Any, sentence: str) -> None:
     """Who explicitly asks for other settings, or brings another model, is refused with both sides shown."""
     network = MemoryNetwork()
-    a, b = memory_peer(network, "a", quick), memory_peer(network, "b", config, sizes=sizes)
+    a, b = MemoryPeer(network, "a", QUICK), MemoryPeer(network, "b", config, sizes=sizes)
     await a.enter()
     await b.start()
     with pytest.raises(error, match=sentence):
@@ -134,18 +125,15 @@ async def test_a_misfit_is_told_why(
 
 @awaited
 async def test_code_that_a_run_names_is_run_only_where_it_is_named(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class of a package as the outer optimizer: a joiner that was not given its name imports nothing. One that was
     makes the same steps."""
     (tmp_path / "package_of_a_user.py").write_text("import torch\n\nclass Ours(torch.optim.Adam):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     network, ours = MemoryNetwork(), {"outer_optimizer": "package_of_a_user:Ours"}
-    a, b, c = (
-        memory_peer(network, "a", {**quick, **ours}),
-        memory_peer(network, "b", {}),
-        memory_peer(network, "c", ours),
-    )
+    configs = {"a": {**QUICK, **ours}, "b": {}, "c": ours}
+    a, b, c = (MemoryPeer(network, name, config) for name, config in configs.items())
     await a.enter()
     loaded = sys.modules.pop("package_of_a_user")
     await b.start()
@@ -161,63 +149,50 @@ async def test_code_that_a_run_names_is_run_only_where_it_is_named(
 @pytest.mark.parametrize(("founders", "joiners", "warns"), [("f", "f", 0), ("f", "g", 1), ("", "g", 0), ("f", "", 0)])
 @awaited
 async def test_a_joiner_with_another_base_is_warned(
-    memory_peer: Any, quick: dict[str, Any], founders: str, joiners: str, warns: int, caplog: pytest.LogCaptureFixture
+    founders: str, joiners: str, warns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The founder's record has the fingerprint of its frozen values. Nothing is said if one of the two has none.
     Another learning rate is no ground for refusal: the run's is used."""
     network = MemoryNetwork()
-    a, b = memory_peer(network, "a", quick), memory_peer(network, "b", {"outer_lr": 0.1})
+    a, b = MemoryPeer(network, "a", QUICK), MemoryPeer(network, "b", {"outer_lr": 0.1})
     for peer, frozen in ((a, founders), (b, joiners)):
         peer.setup = dataclasses.replace(peer.setup, frozen=frozen)
         await peer.enter()
-    assert next(m for m in b.said if m["kind"] == "run")["config"]["outer_lr"] == 1.0
-    for peer in (a, b):
-        await peer.stop()
+    assert b.told_run["config"]["outer_lr"] == 1.0
+    await stop(a, b)
     assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
 
 
 @awaited
-async def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_an_aggregator_learns_the_model() -> None:
     """A peer without a model gets the layout from the others, and holds the state."""
     network = MemoryNetwork()
-    helper = memory_peer(network, "h", sizes=None)
+    helper = MemoryPeer(network, "h", sizes=None)
     await helper.start()
     await helper.hear("progress")
-    a = memory_peer(network, "a", quick)
-    await a.enter()
+    (a,) = await entered("a", network=network)
     assert len((await helper.hear("run"))["layout"]["params"]) == 1
     await helper.hear("ready")
     await a.exchange(1.0)
 
 
 @awaited
-async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest.LogCaptureFixture) -> None:
     """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
-    with one sentence that names the mends."""
+    with one sentence that names the mends. The same identity that has founded the run may do it again; so may one that
+    is told to (`found`), whose model those take over that wait."""
     network = MemoryNetwork()
-    first = memory_peer(network, "first", quick)
-    await first.enter()
-    await first.exchange(1.0)
-    await first.stop()
-    later = memory_peer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * quick["heartbeat_timeout"])
+    for theta in (1.0, 2.0):
+        first = MemoryPeer(network, "first", QUICK)
+        await first.enter(theta=theta)
+        assert first.memory.theta[0].item() == theta
+        await first.exchange(1.0)
+        await first.stop()
+    later = MemoryPeer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * QUICK["heartbeat_timeout"])
     with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
         await later.enter(theta=1.0)
     assert any("the run r has begun" in message.get("text", "") for message in later.said)
-
-
-@awaited
-async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_may(
-    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """By the same identity that has founded it; and by one that is told to (`found`), whose model those take over that
-    wait."""
-    network = MemoryNetwork()
-    for theta in (1.0, 2.0):
-        first = memory_peer(network, "first", quick)
-        await first.enter(theta=theta)
-        assert first.memory.theta[0].item() == theta
-        await first.stop()
-    a, b = memory_peer(network, "a"), memory_peer(network, "b", found=True)
+    a, b = MemoryPeer(network, "a"), MemoryPeer(network, "b", found=True)
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
     assert "founding it anew" in caplog.text
@@ -225,7 +200,7 @@ async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_may
 
 @awaited
 async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_states(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The only holder dies while it hands over its state, which is filled in over the newcomer's own model."""
     network, came, fill = MemoryNetwork(), asyncio.Event(), SliceWork.fill
@@ -237,9 +212,9 @@ async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_s
 
     monkeypatch.setattr(SliceWork, "fill", filled)
     sizes = (4,) * 8
-    first = memory_peer(network, "first", quick | {"slice_elements": 4}, sizes=sizes)
+    first = MemoryPeer(network, "first", QUICK | {"slice_elements": 4}, sizes=sizes)
     await first.enter(theta=1.0)
-    later = memory_peer(network, "later", sizes=sizes, found=True, wait_timeout=6 * quick["heartbeat_timeout"])
+    later = MemoryPeer(network, "later", sizes=sizes, found=True, wait_timeout=6 * QUICK["heartbeat_timeout"])
     entering = asyncio.create_task(later.enter(theta=2.0))
     await came.wait()
     await first.stop()
@@ -251,92 +226,77 @@ async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_s
 @pytest.mark.parametrize("record_is_there", [True, False])
 @awaited
 async def test_a_founder_that_has_met_others_founds_nothing_anew_unless_it_is_told_to(
-    record_is_there: bool, memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record_is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That it finds nobody doesn't show that they are gone. Its error names `found`, which founds the run."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     network = MemoryNetwork()
-    founder = memory_peer(network, "founder", quick)
+    founder = MemoryPeer(network, "founder", QUICK)
     await founder.enter()
     await founder.stop()
     remember("r", met_through((), "founder"), [f"/ip4/192.0.2.1/tcp/31337/p2p/{STRANGER}"])
     if not record_is_there:
         network.records.clear()
-    again = memory_peer(network, "founder", quick, wait_timeout=4 * quick["heartbeat_timeout"])
+    again = MemoryPeer(network, "founder", QUICK, wait_timeout=4 * QUICK["heartbeat_timeout"])
     with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2.* is over.*--found"):
         await again.enter(theta=1.0)
     await again.stop()
-    told = memory_peer(network, "founder", quick, found=True)
+    told = MemoryPeer(network, "founder", QUICK, found=True)
     await told.enter(theta=2.0)
     assert told.memory.theta[0].item() == 2.0
 
 
 @awaited
-async def test_waiting_for_the_state_has_an_end(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_for_the_state_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hands it over: an error after `wait_timeout` names who holds it."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
     network = MemoryNetwork()
-    a = memory_peer(network, "a", quick)
-    await a.enter()
+    await entered("a", network=network)
     network.cut("a", "b")
-    b_side = network.join("b-looks", Inbox())
-    while not await holders_of(b_side, "r"):
+    eyes = network.join("eyes", Inbox())
+    while not await holders_of(eyes, "r"):
         await asyncio.sleep(0.01)
-    await b_side.close()
-    b = memory_peer(network, "b", wait_timeout=0.5 + 2 * quick["heartbeat_timeout"])
+    b = MemoryPeer(network, "b", wait_timeout=0.5 + 2 * QUICK["heartbeat_timeout"])
     with pytest.raises(GaveUpWaiting, match=r"these peers hold it: a \(/memory/a/p2p/a\)"):
         await b.enter()
 
 
 @awaited
-async def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_forged_record_is_left_out() -> None:
     """A record that isn't named by its content can't take over a run; garbage under the key harms nobody."""
     network = MemoryNetwork()
-    forger = memory_peer(network, "forger", quick)
-    a = memory_peer(network, "a", quick)
-    await a.enter()
+    forger = network.join("forger", Inbox())
+    await entered("a", network=network)
     (real,) = [value for value, _ in network.records["r/config"].values()]
     forged = real.replace(b"fp32", b"bf16")
-    await forger.transport.store("r/config", "0" * 32, forged, 100.0, owned=False)
-    await forger.transport.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
-    b = memory_peer(network, "b")
-    await b.enter()
-    assert next(m for m in b.said if m["kind"] == "run")["config"]["codec"] == "fp32"
+    await forger.store("r/config", "0" * 32, forged, 100.0, owned=False)
+    await forger.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
+    (b,) = await entered("b", {}, network)
+    assert b.told_run["config"]["codec"] == "fp32"
+
+
+EARLIER, LATER, MUCH_S = -1, 1, 2 * LIVES_ON_S
 
 
 @pytest.mark.parametrize(
     ("life", "after_s", "each_s", "refused"),
-    [
-        (-1, 2 * LIVES_ON_S, 0.001, True),
-        (-1, 2 * LIVES_ON_S, 0.0, False),
-        (-1, LIVES_ON_S / 2, 0.001, False),
-        (1, 2 * LIVES_ON_S, 0.001, False),
-        (0, 2 * LIVES_ON_S, 0.001, False),
-    ],
-)
+    [(EARLIER, MUCH_S, 0.001, True), (EARLIER, MUCH_S, 0.0, False), (EARLIER, LIVES_ON_S / 2, 0.001, False),
+     (LATER, MUCH_S, 0.001, False), (0, MUCH_S, 0.001, False)],
+)  # fmt: skip
 @awaited
 async def test_the_second_process_with_an_identity_is_refused(
-    memory_peer: Any,
-    quick: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    life: int,
-    after_s: float,
-    each_s: float,
-    refused: bool,
+    monkeypatch: pytest.MonkeyPatch, life: int, after_s: float, each_s: float, refused: bool
 ) -> None:
     """Records of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
     life has left behind, even if its clock was ahead, or a later one writes, is no reason."""
     monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
-    peer = memory_peer(MemoryNetwork(), "a", quick)
-    await peer.enter()
+    (peer,) = await entered("a")
     while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
         await asyncio.sleep(0.01)
     assert own.incarnation is not None
     record = dataclasses.replace(own, incarnation=own.incarnation + life, time=own.time + after_s, host="elsewhere")
-    until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
-    while not peer.task.done() and asyncio.get_running_loop().time() < until:
+    give_up_at = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
+    while not peer.task.done() and asyncio.get_running_loop().time() < give_up_at:
         await peer.transport.store(BOARD.key("r", "a"), "a", record.pack(), 30.0)
         record = dataclasses.replace(record, time=record.time + each_s)
         await asyncio.sleep(0.02)
@@ -349,12 +309,12 @@ async def test_the_second_process_with_an_identity_is_refused(
 
 
 @awaited
-async def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_the_transport_waits_as_the_run_does() -> None:
     """Its deadlines are steps of the run's ladder as soon as a peer is in; what it allows others is as it was."""
-    peer = memory_peer(MemoryNetwork(), "a", quick)
+    peer = MemoryPeer(MemoryNetwork(), "a", QUICK)
     before = peer.transport.limits
     await peer.enter()
-    timeout_s = quick["heartbeat_timeout"]
+    timeout_s = QUICK["heartbeat_timeout"]
     waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
     assert peer.transport.limits == dataclasses.replace(before, **waits)
 
@@ -363,12 +323,10 @@ async def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict
     ("limits", "mend"), [({"payload_bytes_max": 31}, "smaller"), ({"header_bytes_max": 64 * 3}, "larger")]
 )
 @awaited
-async def test_slices_that_cant_be_sent_are_a_config_error(
-    memory_peer: Any, quick: dict[str, Any], limits: dict[str, int], mend: str
-) -> None:
+async def test_slices_that_cant_be_sent_are_a_config_error(limits: dict[str, int], mend: str) -> None:
     """A cut whose states or whose list of slices no message carries is refused before anything is founded."""
     network = MemoryNetwork()
-    peer = memory_peer(network, "a", {**quick, "slice_elements": 4}, sizes=(8,))
+    peer = MemoryPeer(network, "a", {**QUICK, "slice_elements": 4}, sizes=(8,))
     peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
     await peer.start()
     with pytest.raises(ConfigError, match=f"slice_elements=4 .*{mend}"):
@@ -377,29 +335,18 @@ async def test_slices_that_cant_be_sent_are_a_config_error(
 
 
 @awaited
-async def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_dht_that_fails_ends_nothing() -> None:
     """Whoever publishes, looks around, keeps the record or a curve, goes on after anything that a transport raises."""
-
-    class Broken:
-        peer_id = "a"
-        calls = 0
-
-        async def fail(self, *_: object, **__: object) -> None:
-            self.calls += 1
-            raise RuntimeError("what nobody thought of")
-
-        store = fetch = introduce = fail
-
-    broken: Any = Broken()
-    record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
+    broken, calls = without_a_dht("a", RuntimeError("what nobody thought of"))
+    record: Any = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
     for loop in (
-        publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
+        publish(broken, "r", lambda: record, asyncio.Event()),
         look_around(broken, "r", lambda peer, name: None, lambda: 0),
         run_record.BOARD.keep(broken, "r", b"x", 15.0),
         curves.keep(broken, "r", lambda: curves.Point(1.0, 1.0, 1.0, 1.0, 2.0, None)),
     ):
-        task, before = asyncio.create_task(loop), broken.calls
+        task, before = asyncio.create_task(loop), len(calls)
         await asyncio.wait({task}, timeout=0.05)
-        assert broken.calls > before
+        assert len(calls) > before
         assert not task.done(), task.exception()
         task.cancel()

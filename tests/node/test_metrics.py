@@ -11,7 +11,6 @@ import socket
 import subprocess
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,8 +19,8 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, PeersCollector, served
 from p2p_diloco.node.status import Deaths, LastRound, PeerStatus, Submissions, Ways
 from p2p_diloco.observe.baseline import METRICS as RUN_METRICS
-from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
+from tests.node.conftest import entered
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "bootstrap" / "prometheus"
@@ -51,11 +50,7 @@ def values(text: str) -> dict[tuple[str, str], float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            assert (sample.labels["run"], sample.labels["peer"], sample.labels["peer_id"]) == (
-                "main",
-                "alice",
-                "id-alice",
-            )
+            assert [sample.labels[label] for label in ("run", "peer", "peer_id")] == ["main", "alice", "id-alice"]
             (further,) = [value for label, value in sample.labels.items() if label not in LABELS] or [""]
             found[sample.name.removeprefix(PREFIX), further] = sample.value
     return found
@@ -133,12 +128,11 @@ def _answered(port: int, named: str) -> int:
 
 
 @awaited
-async def test_a_peer_answers_while_it_lives(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_peer_answers_while_it_lives() -> None:
     """With the values of its own status; after it has left, the port is free again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    peer = memory_peer(MemoryNetwork(), "a", quick, metrics_port=port)
-    await peer.enter()
+    (peer,) = await entered("a", metrics_port=port)
     await peer.exchange(1.0)
     while f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' not in await asyncio.to_thread(at, port):
         await asyncio.sleep(0.05)

@@ -16,14 +16,18 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Leave, Mean, Slice, Want, What
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.node.common import EventQueue
+from p2p_diloco.node.history import History
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
-from tests.net.patience import plays
-from tests.node.round_peers import common_of
+from tests.net.patience import plays, until
+from tests.node.test_outbox import Slow
 
 BASE = Version(0, 0, 0, "0" * 32)
 
@@ -51,29 +55,6 @@ class Script:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-class Wires:
-    """In the transport's place: what is sent waits for `gate`, then fails if `failure` is set."""
-
-    peer_id, limits, traffic = "me", Limits(), Traffic()
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any, bytes | None]] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failure: Exception | None = None
-        self.under_way = 0
-
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None, **_: Any) -> None:
-        self.sent.append((peer, header, None if payload is None else bytes(payload)))
-        self.under_way += 1
-        try:
-            await self.gate.wait()
-        finally:
-            self.under_way -= 1
-        if self.failure is not None:
-            raise self.failure
-
-
 class Reader:
     """In the trainer's place: one that may be reading."""
 
@@ -88,16 +69,34 @@ class Reader:
         self.on_load()
 
 
+def common_of(run: Run, replica: Any, work: SliceWork, outbox: Outbox) -> Any:
+    """In the place of a node's `Common`: what its loop uses."""
+    inbox = Inbox()
+    of = {"run": run, "replica": replica, "work": work, "outbox": outbox, "transport": outbox._transport}
+    return SimpleNamespace(
+        **of,
+        signatures=SimpleNamespace(signed=lambda message: message),
+        inbox=inbox,
+        refusals=inbox.refusals,
+        events=EventQueue(),
+        history=History(),
+        ledger=Ledger(OF_EXCHANGE),
+        event_log=SimpleNamespace(named=lambda text: text, note=lambda kind, text: None),
+        shared=SimpleNamespace(reconnections=0),
+        deaths=SimpleNamespace(notice=lambda death: None),
+    )
+
+
 class Table:
     """A node with all of these, and its loop running."""
 
     def __init__(self) -> None:
         run = Run("r", RunConfig(codec="fp32", audit_rate=0.0), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
-        self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
+        self.replica, self.wires, self.trainer = Script(), Slow(), Reader()
+        self.wires.let_go.set()
         work = SliceWork(run, torch.zeros(2), lambda *of: b"")
         outbox = Outbox(self.wires)  # type: ignore[arg-type]
-        unsigned: Any = SimpleNamespace(signed=lambda message: message)
-        common: Any = common_of(run, self.replica, work, outbox, unsigned)
+        common = common_of(run, self.replica, work, outbox)
         audits: Any = SimpleNamespace(made=lambda *_: None, applied=lambda effect: None)
         self.node = Node(common, self.trainer, audits, lambda: None)  # type: ignore[arg-type]
         self.events = self.node.events
@@ -155,15 +154,14 @@ def test_a_refused_dial_that_began_before_a_sign_of_life_is_no_proof_of_death(si
 
     async def test(table: Table) -> None:
         table.wires.failure = Unreachable("refused", refused=True)
-        table.wires.gate.clear()
+        table.wires.let_go.clear()
         await table.carry_out(e.Send("b", Leave(1)), e.Send("c", Leave(1)))
-        while table.wires.under_way < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(table.wires.under_way) == 2)
         if sign == "message":
             await table.node.receive("b", Leave(1))
         else:
             table.node.moving("b")
-        table.wires.gate.set()
+        table.wires.let_go.set()
         assert {f.to: f.gone for f in await table.answered(e.SendFailed, 2)} == {"b": False, "c": True}
         await table.carry_out(e.Send("b", Leave(1)))
         assert (await table.answered(e.SendFailed, 3))[-1] == e.SendFailed("b", Leave(1), gone=True)
@@ -177,13 +175,12 @@ def test_tensors_on_their_way_to_a_peer_are_not_sent_to_it_again() -> None:
     mean = Mean(0, BASE, "0" * 32, 0, "0" * 64, "me", memoryview(bytes(8)), bytes(64))
 
     async def test(table: Table) -> None:
-        table.wires.gate.clear()
+        table.wires.let_go.clear()
         await table.carry_out(e.Send("b", mean), e.Send("b", mean), e.Send("c", mean))
-        while table.wires.under_way < 2:
-            await asyncio.sleep(0.001)
-        table.wires.gate.set()
+        await until(lambda: len(table.wires.under_way) == 2)
+        table.wires.let_go.set()
         await table.answered(e.Delivered, 2)
-        assert [to for to, *_ in table.wires.sent] == ["b", "c"]
+        assert [to for to, _ in table.wires.sent] == ["b", "c"]
         await table.carry_out(e.Send("b", mean))
         await table.answered(e.Delivered, 3)
 
@@ -235,17 +232,17 @@ async def test_a_wakeup_that_waits_for_its_turn_is_not_doubled(table: Table) -> 
 @plays(at_table)
 async def test_a_slice_is_not_on_its_way_when_the_next_round_of_its_fragment_begins(table: Table) -> None:
     """Whoever takes it so late can't count it. Another fragment's goes on."""
-    table.wires.gate.clear()
+    table.wires.let_go.clear()
     late, other = (Slice(f, BASE, "me", ContributionId(1, 1), 0, "h", memoryview(bytes(8))) for f in (0, 1))
     await table.carry_out(e.Send("a", late), e.Send("b", late), e.Send("a", other))
     await asyncio.sleep(0.01)
-    assert table.wires.under_way == 3
+    assert len(table.wires.under_way) == 3
     seen: list[int] = []
-    table.trainer.on_load = lambda: seen.append(table.wires.under_way)
+    table.trainer.on_load = lambda: seen.append(len(table.wires.under_way))
     await table.carry_out(e.Load((e.Loaded(0, BASE, None, True),), 0))
     assert seen == [1]
     assert [failed.to for failed in await table.answered(e.SendFailed, 2)] == ["a", "b"]
-    table.wires.gate.set()
+    table.wires.let_go.set()
     assert [done.message.fragment for done in await table.answered(e.Delivered)] == [1]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.node.conftest import entered
+
 pytest.importorskip("opentelemetry.proto", reason="the extra otlp is not installed")
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -25,10 +27,9 @@ from opentelemetry.sdk.metrics.export import MetricExportResult
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node import otlp
-from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, served, told
-from tests.net.memory import MemoryNetwork
+from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, told
 from tests.net.patience import awaited
-from tests.node.test_metrics import FULL, at
+from tests.node.test_metrics import FULL, scraped, values
 
 
 class Received:
@@ -82,21 +83,13 @@ def collector() -> Iterator[Received]:
     thread.join()
 
 
-def prometheus() -> dict[tuple[str, str], float]:
-    """The same values as Prometheus gets them."""
-    from tests.node.test_metrics import values
-
-    with served("127.0.0.1", 0, PeersCollector("main", lambda: [FULL])) as port:
-        return values(at(port))
-
-
 @pytest.mark.parametrize(("given", "path"), [("", "/v1/metrics"), ("/", "/v1/metrics"), ("/own/path", "/own/path")])
 def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, path: str) -> None:
     """The same names, labels and values; at the end of a short program, too. An endpoint without a path gets OTLP's."""
     with told(None, collector.url + given, PeersCollector("main", lambda: [FULL])):
         pass
     assert [where for where, _ in collector.requests] == [path]
-    assert collector.values() == prometheus()
+    assert collector.values() == values(scraped(FULL))
 
 
 def test_a_collector_that_does_not_answer_delays_nobody(
@@ -141,13 +134,10 @@ def test_an_endpoint_is_a_url(wrong: str) -> None:
 
 
 @awaited
-async def test_a_peer_sends_while_it_lives(
-    collector: Received, memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_sends_while_it_lives(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own status, again and again, if `otlp_endpoint` names a collector."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-    peer = memory_peer(MemoryNetwork(), "a", quick, otlp_endpoint=collector.url)
-    await peer.enter()
+    (peer,) = await entered("a", otlp_endpoint=collector.url)
     await peer.exchange(1.0)
     while not collector.requests or collector.values().get(("epoch", "")) != 1.0:
         await asyncio.sleep(0.05)

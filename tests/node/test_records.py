@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import rooted
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Refusal
@@ -30,7 +29,8 @@ from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.node.wire import PROTOCOL
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, entered, stop
 
 VERSION = Version(0, 0, 0, "d")
 RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joined"),))
@@ -125,19 +125,16 @@ async def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> Non
 
 
 @awaited
-async def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_nodes_publish_their_status() -> None:
     """A node's record is there soon, tells its state, and says at the end that it left. An aggregator is one."""
     network = MemoryNetwork()
-    worker, aggregator = memory_peer(network, "a", quick), memory_peer(network, "b", sizes=None)
     watcher, states = network.join("w", Inbox()), dict[str, str]()
-    await worker.enter()
-    await aggregator.enter()
+    peers = [*await entered("a", network=network), *await entered("b", {}, network, sizes=None)]
     while states.get("a") not in ("training", "idle") or states.get("b") != "aggregating":
         await asyncio.sleep(0.05)
         states = {peer: status.state for peer, status in (await read_peers(watcher, "r")).items()}
         assert set(states.values()) <= {"joining", "training", "idle", "aggregating"}
-    for peer in (worker, aggregator):
-        await peer.stop()
+    await stop(*peers)
     assert {status.state for status in (await read_peers(watcher, "r")).values()} == {"leaving"}
 
 
@@ -181,54 +178,25 @@ async def test_news_is_published_while_an_earlier_record_is_still_being_stored(m
 
     monkeypatch.setattr(peer, "store", store)
     publishing = asyncio.create_task(publish(peer, "r", describe, news))
-    while len(described) < 5:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(described) >= 5)
     assert stored == [0]
     news.set()
-    while len(stored) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(stored) >= 2)
     assert stored[1] >= 5
     answers.set()
-    while len(stored) < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(stored) >= 3)
     publishing.cancel()
     assert (await asyncio.wait({publishing}, timeout=20.0))[0]
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @awaited
-async def test_publishing_ends_when_it_is_cancelled_at_the_moment_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes at the moment of its result."""
-    monkeypatch.setattr(records, "NEWS_AFTER_S", 0.0)
-    for turns in range(5):
-        described, news = list[int](), asyncio.Event()
-
-        def describe(described: list[int] = described) -> PeerStatus:
-            described.append(1)
-            return dataclasses.replace(RECORD, peer_id="a", time=time.time())
-
-        publishing = asyncio.create_task(publish(MemoryNetwork().join("a", Inbox()), "r", describe, news))
-        while not described:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.01)  # until it waits for news
-        news.set()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        publishing.cancel()
-        assert (await asyncio.wait({publishing}, timeout=20.0))[0], turns
-        assert publishing.cancelled()
-
-
-@awaited
-async def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_peer_that_waits_for_long_says_what_for() -> None:
     """Its status has the sentence, how much memory it takes, also of its GPU, and how many threads its node has; a peer
     that has waited for a moment says nothing."""
     network = MemoryNetwork()
-    peer, watcher = (
-        memory_peer(network, "anna-1", {**quick, "start_peers": 2}, node_threads=3),
-        network.join("w", Inbox()),
-    )
-    await peer.enter()
+    watcher = network.join("w", Inbox())
+    (peer,) = await entered("Q", {**QUICK, "start_peers": 2}, network, node_threads=3)
     exchange = asyncio.create_task(peer.exchange(1.0))
     peer.memory.gpu_reserved, peer.memory.gpu_total = 11_213_455_555, 85_029_158_912
     found = []
@@ -237,7 +205,7 @@ async def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick:
         while not status.memory_bytes or bool(status.waits_for) != bool(waited_s):
             peer.memory.stands_since = time.monotonic() - waited_s
             await asyncio.sleep(0.05)
-            status = (await read_peers(watcher, "r")).get("anna-1", RECORD)
+            status = (await read_peers(watcher, "r")).get("Q", RECORD)
         found.append(status)
     exchange.cancel()
     await peer.stop()
@@ -251,12 +219,11 @@ async def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick:
 
 
 @awaited
-async def test_a_refused_message_is_told_in_the_status(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_a_refused_message_is_told_in_the_status() -> None:
     """By the sender's id and the reason, whether the node refused the message or the replica ignored it."""
     network = MemoryNetwork()
-    peer, liar = memory_peer(network, "anna-1", quick), network.join("liar-123456", Inbox())
-    await peer.enter()
-    run, base = peer.inbox.handler._run, peer.inbox.handler._node.replica.logs[0].held.version
+    (peer,), liar = await entered("Q", network=network), network.join("liar-123456", Inbox())
+    run, base = peer.inbox.handler._run, peer.node.replica.logs[0].held.version
     life = ContributionId(2**61, 1)
     ready = rooted(m.Ready(0, base, life, life, 1.0, 1, tuple("0" * 64 for _ in run.rules.fragments[0])))
     signatures, about = Signatures(liar.peer_id, liar, run.token), About(liar.peer_id, run.rules)
@@ -266,37 +233,11 @@ async def test_a_refused_message_is_told_in_the_status(memory_peer: Any, quick: 
         (ready, "its contribution is refused"),
     ):
         with contextlib.suppress(Refusal):
-            await liar.send("anna-1", pack(signatures.signed(said), about, run.token)[0])
+            await liar.send("Q", pack(signatures.signed(said), about, run.token)[0])
         told = RECORD
         while not any(one.peer == "…123456" and why in one.why for one in told.refused):
             await asyncio.sleep(0.05)
-            told = (await read_peers(liar, "r")).get("anna-1", RECORD)
-
-
-@awaited
-async def test_a_cut_heals_though_both_sides_have_forgotten_each_other(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has a record is introduced to the replica at every look, for it may have forgotten it since the last."""
-    monkeypatch.setattr(Rules, "forgotten_after", 0.3)
-    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.1)
-    network = MemoryNetwork()
-    peers = [memory_peer(network, name, quick) for name in "ab"]
-
-    async def both_see(count: int) -> None:
-        for peer in peers:
-            while len((await peer.ask("ask", "told"))["peers"]) != count:
-                await asyncio.sleep(0.02)
-
-    for peer in peers:
-        peer.transport.limits = dataclasses.replace(peer.transport.limits, connect_timeout_s=0.01)
-        await peer.enter()
-    await both_see(2)
-    network.cut("a", "b")
-    await both_see(1)
-    await asyncio.sleep(1.0)  # until both are forgotten
-    network.heal()
-    await both_see(2)
+            told = (await read_peers(liar, "r")).get("Q", RECORD)
 
 
 @awaited
@@ -322,8 +263,7 @@ async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addr
         await asyncio.sleep(0.1)
         while name == "b" and (not seen or seen[-1] != addresses):
             await asyncio.sleep(0.01)
-    while len(reported) <= 4:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(reported) > 4)
     looking.cancel()
     assert introduced == [("b", ("x",)), ("b", ("y",))]
     assert seen == [("x",), ("y",)]

@@ -19,6 +19,7 @@ from p2p_diloco.node.beginning import counted_last
 from p2p_diloco.node.ending import GoesOn
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
+from tests.node.conftest import QUICK, MemoryPeer, exchange
 from tests.node.headers_world import Run, ready
 
 
@@ -26,19 +27,14 @@ def disk(folder: Path, name: str) -> dict[str, Any]:
     return {"checkpoint_dir": folder / name, "save_every": 1}
 
 
-async def started(peers: list[Any]) -> None:
-    """Enter together, a checkpoint's state or another at hand."""
-    await asyncio.gather(*(peer.enter(theta=1.0) for peer in peers))
-
-
-async def cut(memory_peer: Any, config: dict[str, Any], folder: Path) -> list[float]:
+async def cut(folder: Path, **more: Any) -> list[float]:
     """Two peers make a round together; one goes, the other makes two more alone, and goes. Its last θ."""
     network = MemoryNetwork()
-    a, b = (memory_peer(network, name, config, **disk(folder, name)) for name in "ab")
+    a, b = (MemoryPeer(network, name, {**QUICK, **more}, **disk(folder, name)) for name in "ab")
     await a.enter(theta=1.0)
     await b.enter()
     for _ in range(2):  # once a commit has named it, b is waited for
-        await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
+        await exchange(a, b)
     await b.stop()
     for _ in range(2):
         await a.exchange(1.0)
@@ -49,14 +45,11 @@ async def cut(memory_peer: Any, config: dict[str, Any], folder: Path) -> list[fl
 
 @pytest.mark.parametrize("late", ["a", "b"])
 @awaited
-async def test_the_greatest_version_wins_though_its_disk_comes_late(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, late: str
-) -> None:
+async def test_the_greatest_version_wins_though_its_disk_comes_late(tmp_path: Path, late: str) -> None:
     """Neither trains on before the other is there; then both stand where the one with more had stood."""
-    config = {**quick, "heartbeat_timeout": 5.0}
-    last = await cut(memory_peer, config, tmp_path)
+    last = await cut(tmp_path, heartbeat_timeout=5.0)
     network = MemoryNetwork()
-    peers = {name: memory_peer(network, name, **disk(tmp_path, name)) for name in "ab"}
+    peers = {name: MemoryPeer(network, name, **disk(tmp_path, name)) for name in "ab"}
     early = peers.pop("b" if late == "a" else "a")
     entering = asyncio.create_task(early.enter())
     # a's last round was of a alone, so a goes on at once; b's was of both
@@ -68,34 +61,16 @@ async def test_the_greatest_version_wins_though_its_disk_comes_late(
 
 
 @awaited
-async def test_waiting_for_the_others_has_an_end(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_waiting_for_the_others_has_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After `restart_wait` training goes on with whoever is there, and the log says who was missing."""
-    await cut(memory_peer, quick, tmp_path)
-    alone = memory_peer(MemoryNetwork(), "b", restart_wait=0.6, **disk(tmp_path, "b"))
+    await cut(tmp_path)
+    alone = MemoryPeer(MemoryNetwork(), "b", restart_wait=0.6, **disk(tmp_path, "b"))
     began = time.monotonic()
     await alone.enter()
     assert time.monotonic() - began >= 0.6
     assert (await alone.exchange(1.0))["sent"]
     await alone.stop()
     assert "going on without 1 of the 2 peers of the last round (a)" in caplog.text
-
-
-@awaited
-async def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told again only now and then, as long as it is the same, is not told anew at every look."""
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.02)
-    roster = SimpleNamespace(alive=list, mine=SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,)))
-    replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
-    told = list[str]()
-
-    async def nobody() -> dict[str, float]:
-        return {}
-
-    await beginning.until_the_others_are_back(replica, "ab", 0.4, GoesOn(replica, nobody), told.append)
-    assert len(told) > 1
-    assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=0.4 s at most"}
 
 
 async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0) -> bool:
@@ -143,6 +118,12 @@ def test_only_a_training_peer_shows_that_the_run_never_stopped(
     assert asyncio.run(waited(training, monkeypatch)) == still
 
 
+def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its state has come: training on from an older one leads to another end."""
+    training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
+    assert asyncio.run(waited(training, monkeypatch, generation=1))
+
+
 def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:
     """Who was seen to train and is gone may have come to the end, or be dead."""
     alive, clock = ["b"], iter(range(9))
@@ -158,13 +139,6 @@ def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:
         return [*found, await goes_on.look()]
 
     assert asyncio.run(looks()) == [False, True, False]
-
-
-def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its state has come: training on from an older one leads to another end."""
-    training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
-    assert asyncio.run(waited(training, monkeypatch, generation=1))
-    assert not asyncio.run(waited(training, monkeypatch, generation=0))
 
 
 def test_a_helper_of_the_last_round_is_waited_for_too() -> None:

@@ -19,10 +19,10 @@ from p2p_diloco.node import board, ending, run_record
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint
-from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
 
 
 @pytest.fixture(autouse=True)
@@ -47,22 +47,21 @@ async def ask(network: MemoryNetwork, number: int, *rates: float, who: str | Non
     return bare
 
 
-async def both(peers: list[Any]) -> float:
+async def both(peers: list[MemoryPeer]) -> float:
     """An exchange of all; what θ is then, the same on all of them."""
-    await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
-    values = {peer.memory.theta[0].item() for peer in peers}
-    assert len(values) == 1
-    return values.pop()
+    await exchange(*peers)
+    (value,) = {peer.memory.theta[0].item() for peer in peers}
+    return value
 
 
 @awaited
-async def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_the_rates_of_a_run_change_while_it_goes_on() -> None:
     """The asker is gone as soon as it has asked. Every outer step is taken by all with the same rates, the old ones
     until a commit brings the new ones, and these from then on; the momentum gathered so far stays. A newcomer gets
     them with the state."""
     network = MemoryNetwork()
-    config = {**quick, "outer_momentum": 0.5, "start_peers": 2, "min_peers": 2}
-    a, b, c = (memory_peer(network, name, config if name == "a" else {}, sizes=(4, 2)) for name in "abc")
+    config = {**QUICK, "outer_momentum": 0.5, "start_peers": 2, "min_peers": 2}
+    a, b, c = (MemoryPeer(network, name, config if name == "a" else {}, sizes=(4, 2)) for name in "abc")
     for peer in (a, b):
         await peer.enter()
     old, new = OuterOptimizer(lr=1.0, momentum=0.5), OuterOptimizer(lr=0.25, momentum=0.75)
@@ -80,31 +79,25 @@ async def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quic
         if revised == 4:
             break
     assert revised == 4
-    for peer in (a, b):
-        assert peer.memory.revision == 1
-        assert peer.memory.outer_lr == 0.25
-        assert peer.memory.outer_momentum == 0.75
+    told = [(peer.memory.revision, peer.memory.outer_lr, peer.memory.outer_momentum) for peer in (a, b)]
+    assert told == [(1, 0.25, 0.75)] * 2
     await a.stop()
     await c.enter()
     assert c.memory.revision == 1
 
 
 @awaited
-async def test_only_the_founders_signature_counts(
-    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_only_the_founders_signature_counts(caplog: pytest.LogCaptureFixture) -> None:
     """What another peer signs, or the founder for another founding, is refused in the log, and the run goes on."""
     network = MemoryNetwork()
-    a = memory_peer(network, "a", quick)
-    await a.enter()
+    (a,) = await entered("a", network=network)
     await ask(network, 7, 0.25, 0.75, who="b")
     founding = founding_in(network)
     earlier = dataclasses.replace(founding, time=founding.time - 60)
     stale = Revision(6, 0.25, 0.75)
     stale = dataclasses.replace(stale, proof=signed("a", REVISION, earlier.statement(stale)))
     assert await store_revision(a.transport, founding, stale)
-    while caplog.text.count("the founder has not signed it") < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: caplog.text.count("the founder has not signed it") >= 2)
     for _ in range(3):
         await a.exchange(1.0)
     assert a.memory.revision == 0
@@ -114,14 +107,12 @@ async def test_only_the_founders_signature_counts(
 
 
 @awaited
-async def test_one_peer_that_knows_is_enough(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_peer_that_knows_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The DHT has lost the record; who has read it tells the other with its probes, and keeps it there anew."""
     network = MemoryNetwork()
-    config = {**quick, "start_peers": 2, "min_peers": 2}
-    a = memory_peer(network, "a", config)
-    b = memory_peer(network, "b", {})
+    config = {**QUICK, "start_peers": 2, "min_peers": 2}
+    a = MemoryPeer(network, "a", config)
+    b = MemoryPeer(network, "b", {})
     highest = run_record._highest
 
     def only_a(transport: Any, *of: Any) -> Revision:
@@ -139,12 +130,10 @@ async def test_one_peer_that_knows_is_enough(
 
 
 @awaited
-async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_the_highest_record_that_is_signed_counts() -> None:
     """Whatever else lies under the key: what is no record, or higher and not the founder's."""
     network = MemoryNetwork()
-    a = memory_peer(network, "a", quick)
-    await a.enter()
-    await a.stop()
+    await stop(*await entered("a", network=network))
     watcher, founding = network.join("w", Inbox()), founding_in(network)
     assert await read_revision(watcher, founding) == FOUNDED
     await ask(network, 2, 0.5, 0.0)
@@ -156,12 +145,12 @@ async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick:
 
 
 @awaited
-async def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+async def test_a_revision_survives_on_disk(tmp_path: Path) -> None:
     """After all have been gone the run is its founder's still: the restored state is at the revision, and the founder's
     earlier word counts. In another run it is that run's settings, and no revision."""
     disk = {"checkpoint_dir": tmp_path, "save_every": 1}
     network = MemoryNetwork()
-    a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
+    a = MemoryPeer(network, "a", {**QUICK, "outer_momentum": 0.0}, **disk)
     await a.enter()
     await ask(network, 1, 0.25, 0.0)
     while a.memory.revision == 0:
@@ -169,7 +158,7 @@ async def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, An
     await a.stop()
     theta = a.memory.theta[0].item()
     network = MemoryNetwork()
-    b = memory_peer(network, "b", {}, **disk)
+    b = MemoryPeer(network, "b", {}, **disk)
     await b.enter()
     assert b.memory.revision == 1
     assert founding_in(network).founder == "a"
@@ -179,7 +168,7 @@ async def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, An
     while b.memory.revision == 1:
         await b.exchange(1.0)
     await b.stop()
-    c = memory_peer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path)
+    c = MemoryPeer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path)
     await c.enter()
     assert c.memory.revision == 0
     assert c.memory.outer_lr == 0.5
@@ -188,49 +177,13 @@ async def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, An
     assert c.memory.theta[0].item() == before - 0.5
 
 
-@pytest.mark.parametrize("variant", ["paper", "buffered"])
 @awaited
-async def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict[str, Any], variant: str) -> None:
-    """Asynchronous: each submission is a step of the formula with the old rates or the new ones, the new ones from some
-    submission on, wherever in a buffer that is; the successor, who submits nothing, holds the same."""
-    network = MemoryNetwork()
-    config = {**quick, "mode": "async", "dn_buffer_size": 3, "dn_variant": variant, "outer_momentum": 0.5}
-    a, b = memory_peer(network, "a", config), memory_peer(network, "b", {})
-    for peer in (a, b):
-        await peer.enter()
-    outer = OuterOptimizer(lr=1.0, momentum=0.5)
-    old = DelayedNesterov(outer, 3, variant)
-    new = old.revised(0.25, 0.75)
-    theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
-    state = {name: torch.zeros(1) for name in old.state_lengths(1)}
-    while revised < 7:
-        if submission == 4:
-            await ask(network, 1, 0.25, 0.75)
-        await a.exchange(1.0)
-        reached = a.memory.theta[0].item()
-        steps = [dn.step(theta, state, one, 1, submission % 3) for dn in (old, new)]
-        found = [value.item() for value, _ in steps]
-        if reached == theta.item():  # a commit that only names other successors
-            continue
-        took = 1 if revised and reached == found[1] else found.index(reached)
-        assert took >= (revised > 0)
-        theta, state = steps[took]
-        revised, submission = revised + took, submission + 1
-        assert submission < 200
-    while b.memory.theta[0].item() != theta.item():
-        await asyncio.sleep(0.01)
-    assert a.memory.revision == b.memory.revision == 1
-
-
-@awaited
-async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(tmp_path: Path) -> None:
     """The run was founded without an end. It ends at the stop, and is over for a peer that starts from the checkpoint;
     the record of the end names the revision. A run of another name goes on from there, and doesn't stop at once."""
     disk = {"checkpoint_dir": tmp_path, "save_every": 10_000, "restart_wait": 0.5}
     network = MemoryNetwork()
-    a = memory_peer(network, "a", quick, **disk)
+    a = MemoryPeer(network, "a", QUICK, **disk)
     await a.enter()
     stop = await ask(network, 1, stop_after_epochs=4)
     while not a.memory.finished:
@@ -241,11 +194,11 @@ async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
     assert (end.epoch, end.revision) == (a.memory.epoch, stop)
     (last,) = checkpoint.whole(tmp_path)
     assert checkpoint.epoch_of(last) >= 4
-    b = memory_peer(MemoryNetwork(), "b", {}, **disk)
+    b = MemoryPeer(MemoryNetwork(), "b", {}, **disk)
     await b.enter()
     assert b.memory.finished
     await b.stop()
-    c = memory_peer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path, restart_wait=0.5)
+    c = MemoryPeer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path, restart_wait=0.5)
     await c.enter()
     before = c.memory.epoch
     await c.exchange(1.0)

@@ -27,15 +27,16 @@ from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
 from tests.node.test_restart import disk
 
 
-def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
+def run_for(config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
     """A lone peer's θ after each epoch, and its versions at the end."""
 
     async def life() -> tuple[list[float], list[Any]]:
-        peer = memory_peer(MemoryNetwork(), "a", config, sizes=(3, 2), **local)
+        peer = MemoryPeer(MemoryNetwork(), "a", config, sizes=(3, 2), **local)
         try:
             await peer.enter(theta=1.0)
             values = []
@@ -55,19 +56,12 @@ class Moving:
     def __init__(self, root: Path, every: int, keep: int = 3) -> None:
         self.run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         self.work = SliceWork(self.run, torch.zeros(2), lambda *of: b"")
-        self.replica: Any = SimpleNamespace(finished=False, has_state=True)
-        self.replica.revision = FOUNDED
+        self.replica: Any = SimpleNamespace(finished=False, has_state=True, revision=FOUNDED)
         local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
         self.told = list[Damaged]()
-        common: Any = SimpleNamespace(
-            local=local,
-            run=self.run,
-            replica=self.replica,
-            work=self.work,
-            founding=Founding("r", "a", 1.0),
-            events=SimpleNamespace(post=self.told.append),
-            described=SimpleNamespace(card=b""),
-        )
+        events, described = SimpleNamespace(post=self.told.append), SimpleNamespace(card=b"")
+        of: dict[str, Any] = {"run": self.run, "replica": self.replica, "work": self.work, "local": local}
+        common: Any = SimpleNamespace(**of, founding=Founding("r", "a", 1.0), events=events, described=described)
         self.saving = Saving(common)
 
     async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
@@ -100,154 +94,115 @@ def saved_in(root: Path) -> list[str]:
 
 
 @awaited
-async def test_a_greater_lineage_of_fewer_epochs_is_saved(tmp_path: Path) -> None:
-    """After a switch to it counting goes on from there; what was left behind goes first, though of more epochs."""
+async def test_a_greater_lineage_is_saved_in_place_of_the_own(tmp_path: Path) -> None:
+    """After a switch to one of fewer epochs counting goes on from there; what was left behind goes first, though of
+    more epochs. Two sides of a split may both reach the last epoch; its checkpoint is then of the one that won."""
     peer = Moving(tmp_path, every=2)
     for epoch in (596, 598, 600):
         await peer.reach(epoch, 10 * epoch)
     for epoch in (111, 112, 113, 114, 116):
         await peer.reach(epoch, 400 * epoch)
     assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114", "checkpoint-116"]
+    await peer.reach(117, 400 * 117, finished=True)
+    await peer.reach(117, 400 * 118, finished=True)
+    assert saved_in(tmp_path) == ["checkpoint-114", "checkpoint-116", "checkpoint-117"]
+    assert checkpoint.load(tmp_path / "checkpoint-117")[1]["samples"] == 400 * 118
 
 
 @awaited
-async def test_the_end_of_a_greater_lineage_takes_the_place_of_the_own(tmp_path: Path) -> None:
-    """Two sides of a split may both reach the last epoch; the checkpoint of it is then of the one that won."""
-    peer = Moving(tmp_path, every=10)
-    await peer.reach(0, 0)
-    await peer.reach(6, 60, finished=True)
-    await peer.reach(6, 90, finished=True)
-    assert saved_in(tmp_path) == ["checkpoint-6"]
-    assert checkpoint.load(tmp_path / "checkpoint-6")[1]["samples"] == 90
-
-
-def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The older ones stay, the replica is told each time and the log once; what is true again is saved again."""
-
-    async def life() -> list[Damaged]:
-        peer = Moving(tmp_path, every=1, keep=1)
-        for epoch in range(5):
-            await peer.reach(epoch, epoch, flip=epoch in (2, 3))
-            if epoch in (1, 3):
-                assert saved_in(tmp_path) == ["checkpoint-1"]
-        return peer.told
-
-    assert [(damaged.numbers, damaged.version.epoch) for damaged in asyncio.run(life())] == [((0,), 2), ((0,), 3)]
+async def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The older ones stay, the replica is told each time and the log once; what is true again is saved again. An end
+    that was damaged is saved once it is mended: at the latest when the peer leaves, though its version is the one that
+    was not saved."""
+    peer = Moving(tmp_path, every=1, keep=1)
+    for epoch in range(5):
+        await peer.reach(epoch, epoch, flip=epoch in (2, 3))
+        if epoch in (1, 3):
+            assert saved_in(tmp_path) == ["checkpoint-1"]
+    assert [(damaged.numbers, damaged.version.epoch) for damaged in peer.told] == [((0,), 2), ((0,), 3)]
     assert saved_in(tmp_path) == ["checkpoint-4"]
     assert caplog.text.count("slices 0 are corrupted in memory") == 1
-
-
-@awaited
-async def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:
-    """At the latest when the peer leaves, though its version is the one that was not saved."""
-    peer = Moving(tmp_path, every=10)
-    await peer.reach(3, 3, finished=True, flip=True)
-    assert saved_in(tmp_path) == []
+    await peer.reach(5, 5, finished=True, flip=True)
+    assert saved_in(tmp_path) == ["checkpoint-4"]
     peer.work.state.slices[0].theta[1] -= 1
     await peer.saving.finish()
-    assert saved_in(tmp_path) == ["checkpoint-3"]
+    assert saved_in(tmp_path) == ["checkpoint-5"]
 
 
-def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """A restarted run takes the same path, digests included, as one that never stopped (counts of lives aside)."""
-    config = {**quick, "slice_elements": 2}
-    whole, _ = run_for(memory_peer, config, 4)
-    first, versions = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
-    assert first == whole[:2]
-    second, later = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
-    assert second == whole[2:]
-    assert [v[2] for v in versions] == [2]
-    assert [v[2] for v in later] == [4]
-
-
-def test_the_founding_command_given_again_goes_on(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_founding_command_given_again_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run begins at another one's second epoch, and reaches the fifth; the same command starts there, and says so.
     Within one run the newer checkpoint counts, and whoever sets the run back says so (`new_generation`): that is
     epoch 0 of the next generation, with the checkpoint's parameters."""
     old, new = tmp_path / "old", tmp_path / "new"
-    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=old, save_every=1)
+    (*_, last), _ = run_for(QUICK, 2, checkpoint_dir=old, save_every=1)
     founding = {"run_id": "new", "from_checkpoint": old, "checkpoint_dir": new, "save_every": 1}
-    _, versions = run_for(memory_peer, quick, 3, **founding)
+    _, versions = run_for(QUICK, 3, **founding)
     assert [version[2] for version in versions] == [5]
     assert "the run has gone on" not in caplog.text
     with caplog.at_level("INFO"):
-        _, versions = run_for(memory_peer, {}, 0, **founding)
+        _, versions = run_for({}, 0, **founding)
     assert [version[2] for version in versions] == [5]
     assert caplog.text.count(f"the run has gone on since the checkpoint {old}") == 1
     for named, own in ((new, old), (old, new)):
-        _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=own)
+        _, versions = run_for({}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=own)
         assert [version[2] for version in versions] == [5]
     within = [*checkpoint.whole(new)]  # one is left out if it is due while another is written
     assert len(within) > 1
     for named in within:
-        _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=new)
+        _, versions = run_for({}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=new)
         assert [version[2] for version in versions] == [5]
-    (value,), versions = run_for(memory_peer, {}, 1, **{**founding, "save_every": 9}, new_generation=True)
+    (value,), versions = run_for({}, 1, **{**founding, "save_every": 9}, new_generation=True)
     assert [version[:3] for version in versions] == [[1, 1, 1]]
     assert value < last
 
 
 @awaited
-async def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(tmp_path: Path) -> None:
     """Its first peer waits for none of them, neither at its start nor in its first round."""
-    long = {**quick, "heartbeat_timeout": 60.0}
     network = MemoryNetwork()
-    a, b = memory_peer(network, "a", long, checkpoint_dir=tmp_path, save_every=2), memory_peer(network, "b")
-    for peer in (a, b):
-        await peer.enter(theta=1.0)
+    (a,) = await entered("a", {**QUICK, "heartbeat_timeout": 60.0}, network, checkpoint_dir=tmp_path, save_every=2)
+    (b,) = await entered("b", {}, network)
     for _ in range(2):
-        await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
-    for peer in (a, b):
-        await peer.stop()
-    c = memory_peer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
+        await exchange(a, b)
+    await stop(a, b)
+    c = MemoryPeer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
     await asyncio.wait_for(c.enter(), 30.0)
     assert (await asyncio.wait_for(c.exchange(1.0), 30.0))["sent"]
 
 
-def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """An empty folder, one of another run: each an error that says so."""
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        run_for(memory_peer, quick, 0, from_checkpoint=tmp_path)
-    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+        run_for(QUICK, 0, from_checkpoint=tmp_path)
+    run_for(QUICK, 1, checkpoint_dir=tmp_path, save_every=1)
     _, tensors, own = newest(tmp_path)
     checkpoint.save(tmp_path, 7, tensors, {**own, "run_id": "another"}, keep=9)
     with pytest.raises(ConfigError, match="run another"):
-        run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+        run_for(QUICK, 0, checkpoint_dir=tmp_path)
 
 
-def test_a_checkpoint_with_wrong_digests_is_skipped(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_with_wrong_digests_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Saved whole by a machine whose memory was at fault, say. A peer starts from the one before; not if it names this
     one, nor if there is no other.
     """
-    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    run_for(QUICK, 1, checkpoint_dir=tmp_path, save_every=1)
     path, tensors, own = newest(tmp_path)
     tensors["theta"]["p0"][0] += 1
     spoilt = checkpoint.save(tmp_path, 8, tensors, own, keep=9)
-    _, versions = run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+    _, versions = run_for(QUICK, 0, checkpoint_dir=tmp_path)
     assert [v[2] for v in versions] == [1]
     assert "an older one is tried if there is one: checkpoint=" in caplog.text
     for named in (tmp_path, spoilt):
         with pytest.raises(CheckpointError, match="digest"):
-            run_for(memory_peer, quick, 0, from_checkpoint=named)
+            run_for(QUICK, 0, from_checkpoint=named)
     shutil.rmtree(path)
     with pytest.raises(CheckpointError, match="digest"):
-        run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+        run_for(QUICK, 0, checkpoint_dir=tmp_path)
 
 
 @pytest.mark.parametrize(("stop", "every"), [(3, 1), (None, 1), (None, 10)])
 def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
-    memory_peer: Any,
-    quick: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stop: int | None,
-    every: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None, every: int
 ) -> None:
     """A checkpoint under way when the run finishes, or the peer leaves, doesn't take the place of the last epoch's. Who
     leaves saves what it has, though none is due: it may be the last that has it. Without a commit there is nothing."""
@@ -258,39 +213,31 @@ def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
         return write(*values)
 
     monkeypatch.setattr(saving, "_write", slow_write)
-    run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path / "new", save_every=every)
+    run_for(QUICK, 0, checkpoint_dir=tmp_path / "new", save_every=every)
     assert not saved_in(tmp_path / "new")
-    run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=every)
+    run_for({**QUICK, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=every)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
 
 
 @awaited
-async def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(tmp_path: Path) -> None:
     """Asynchronous: a peer that submits nothing meanwhile is to save its own state beside what its node saves."""
-    network, config = MemoryNetwork(), {**quick, "mode": "async"}
-    busy = memory_peer(network, "a", config)
-    other = memory_peer(network, "b", config, checkpoint_dir=tmp_path, save_every=3)
-    for peer in (busy, other):
-        await peer.enter()
+    network = MemoryNetwork()
+    (busy,) = await entered("a", {**QUICK, "mode": "async"}, network)
+    (other,) = await entered("b", {}, network, checkpoint_dir=tmp_path, save_every=3)
     for _ in range(7):
         await busy.exchange(1.0)
-    while other.memory.epoch < 7:
-        await asyncio.sleep(0.01)
+    await until(lambda: other.memory.epoch >= 7)
     told: int = other.memory.saved
-    for peer in (busy, other):
-        await peer.stop()
+    await stop(busy, other)
     assert told >= 6  # or 7, where the one before was being written when the sixth commit came
     assert f"checkpoint-{told}" in saved_in(tmp_path)
 
 
 @pytest.mark.parametrize("lacks", ["theta", "outer", "fragments", "digests"])
-def test_a_checkpoint_that_lacks_something_is_refused(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, lacks: str
-) -> None:
+def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path, lacks: str) -> None:
     """One without a tensor or an entry, or with a tensor of another size, is the user's error, not a crash."""
-    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    run_for(QUICK, 1, checkpoint_dir=tmp_path, save_every=1)
     _, tensors, own = newest(tmp_path)
     why = r"can't be used: (its tensors|slice 0 doesn't have the digest)"
     if lacks in own:
@@ -303,7 +250,7 @@ def test_a_checkpoint_that_lacks_something_is_refused(
     for epoch, wrong in enumerate(changed, start=7):
         path = checkpoint.save(tmp_path, epoch, wrong, own, keep=9)
         with pytest.raises(CheckpointError, match=why):
-            run_for(memory_peer, quick, 0, from_checkpoint=path)
+            run_for(QUICK, 0, from_checkpoint=path)
 
 
 @awaited
@@ -316,34 +263,28 @@ async def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Pat
     assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
 
 
-async def trained(peers: list[Any], rounds: int) -> list[float]:
-    """θ after these peers have entered and made rounds together."""
-    await asyncio.gather(*(peer.enter(theta=1.0) for peer in peers))
-    for _ in range(rounds):
-        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
-    theta: list[float] = peers[0].memory.theta.tolist()
-    assert all(peer.memory.theta.tolist() == theta for peer in peers)
-    return theta
-
-
 @awaited
-async def test_a_run_goes_on_from_the_disks_of_its_peers(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_run_goes_on_from_the_disks_of_its_peers(tmp_path: Path) -> None:
     """All make the same state of them, which others find sound."""
-    config, network = {**quick, "num_fragments": 2, "sync_every": 2, "slice_elements": 1}, MemoryNetwork()
-    made = [memory_peer(network, name, config, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
-    theta = await trained(made, 4)
-    for peer in made:
-        await peer.stop()
+    config, network = {**QUICK, "num_fragments": 2, "sync_every": 2, "slice_elements": 1}, MemoryNetwork()
+
+    def peers() -> list[MemoryPeer]:
+        return [MemoryPeer(network, name, config, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
+
+    made = peers()
+    await asyncio.gather(*(peer.enter(theta=1.0) for peer in made))
+    for _ in range(4):
+        await exchange(*made)
+    theta = made[0].memory.theta.tolist()
+    await stop(*made)
     network = MemoryNetwork()
-    again = [memory_peer(network, name, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
-    assert await trained(again, 0) == theta
-    held = [[log.held for log in peer.inbox.handler._node.replica.logs] for peer in again]
+    again = peers()
+    await asyncio.gather(*(peer.enter() for peer in again))
+    assert [peer.memory.theta.tolist() for peer in again] == [theta] * 2
+    held = [[log.held for log in peer.node.replica.logs] for peer in again]
     assert held[0] == held[1]
     assert all(is_sound(state) for state in held[0])
-    late = memory_peer(network, "c", sizes=(3, 2))
-    await late.enter()
+    (late,) = await entered("c", {}, network, sizes=(3, 2))
     assert late.memory.theta.tolist() == theta
-    await asyncio.gather(*(peer.exchange(1.0) for peer in (*again, late)))
+    await exchange(*again, late)
     assert late.memory.theta.tolist() == again[0].memory.theta.tolist() != theta

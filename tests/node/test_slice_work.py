@@ -12,7 +12,7 @@ from torch import Tensor
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
 from p2p_diloco.core.leases import WEIGHT_MIN, DataSet, Use
-from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
+from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Ready, Slice
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.node import slice_work
@@ -43,6 +43,10 @@ def work(theta: Tensor | None = None, base: Tensor | None = None, **config: Any)
     made = SliceWork(run, torch.linspace(0, 1, LAYOUT.numel) if theta is None else theta, seal, base)
     made.hold(0, at(0))
     return made
+
+
+def digests(made: SliceWork) -> list[str]:
+    return [held.digest() for held in made.state.slices]
 
 
 def payload(values: Tensor) -> memoryview:
@@ -198,14 +202,14 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
     kept: list[int] = []
     made = work(None, kept.append)
     stepped(made, 1.0)
-    digests = [held.digest() for held in made.state.slices]
+    before = digests(made)
     kept.clear()
     zeros = {p: (w, torch.zeros(LAYOUT.numel)) for p, w in weights.items() if w}
     made.apply(Apply(commit(choice(weights), 1), means(made, zeros, 1) if zeros else ()))
     assert (made.versions[0], kept) == (at(2), [])
-    assert [held.digest() for held in made.state.slices] == digests
+    assert digests(made) == before
     stepped(made, 1.0, 2)
-    assert [held.digest() for held in made.state.slices] != digests
+    assert digests(made) != before
 
 
 # -- fetched slices
@@ -220,17 +224,17 @@ def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
     second = stepped(donor, -3.0, 1)
     late = [donor.part(0, number) for number in (1, 2)]
     assert {part.version for part in early} == {at(1)}
-    before = [held.digest() for held in behind.state.slices]
+    before = digests(behind)
     for part in (*early, *late):
         done = behind.fill(Fill(0, part.version, part.number, part.payload))
         assert (done.version, done.number) == (part.version, part.number)
         assert done.digest == behind._staged[0, part.number].digest()
     for part in early:
         assert behind.roll(Roll(second.commit, second.means[part.number])).number == part.number
-    assert [held.digest() for held in behind.state.slices] == before
+    assert digests(behind) == before
     assert not behind.bases.kept
     behind.accept(Accept(((0, at(2)),), staged=True))
-    assert [held.digest() for held in behind.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(behind) == digests(donor)
     assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
 
@@ -247,7 +251,7 @@ def test_a_newcomer_needs_no_second_memory() -> None:
         newcomer.roll(Roll(effect.commit, effect.means[number]))
         assert newcomer._staged[0, number] is newcomer.state.slices[number]
     newcomer.accept(Accept(((0, at(1)),), staged=True))
-    assert [held.digest() for held in newcomer.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(newcomer) == digests(donor)
 
 
 def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
@@ -263,23 +267,30 @@ def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
     damaged.roll(Roll(effect.commit, effect.means[1]))
     kept.clear()
     damaged.accept(Accept(((0, at(1)),), (1,), staged=True))
-    assert [held.digest() for held in damaged.state.slices] == [held.digest() for held in donor.state.slices]
+    assert digests(damaged) == digests(donor)
     assert not kept
 
 
 # -- digests
 
 
-def test_memory_is_compared_with_its_digest() -> None:
-    """All slices before a step, one before it is sent; nothing is said while the digests of a version are missing."""
+def test_memory_is_compared_with_its_digest(caplog: pytest.LogCaptureFixture) -> None:
+    """All slices before a step, one before it is sent; nothing is said while the digests of a version are missing.
+    Damage that no peer can repair is kept: from then on the memory has its digest again, and the replica is told it.
+    The trainer's progress in the slice is lost: what it was made from is not there any more."""
     made = work()
+    made.bases.loaded(range(SLICES))
     assert made.damaged(0) is None
-    found = made.digest(0)
-    assert found == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
+    assert made.digest(0) == Digested(0, at(0), tuple(digests(made)))
     assert made.damaged(0) is None
     made.state.slices[2].state["m"].view(torch.int32)[1] ^= 1
     assert made.damaged(0) == made.damaged(0, (2,)) == Damaged(0, at(0), (2,))
     assert made.damaged(0, (0, 1, 3)) is None
+    made.keep(Keep(0, (2,)))
+    assert "slices [2] were corrupted in memory, and no peer can repair them" in caplog.text
+    assert made.bases.lost == {2}
+    assert made.damaged(0) is None
+    assert made.digest(0) == Digested(0, at(0), tuple(digests(made)))
     stepped(made, 1.0)
     assert made.damaged(0) is None
     assert isinstance(made.digest(0), Digested)
@@ -298,21 +309,6 @@ def test_memory_is_not_compared_again_at_once(monkeypatch: pytest.MonkeyPatch) -
     made.state.slices[2].theta[0] += 1.0
     assert made.damaged(0) == Damaged(0, at(0), (2,))
     assert made.unseen(0) == [2]
-
-
-def test_damage_that_nobody_can_repair_is_kept_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    """From then on the memory has its digest again, and the replica is told it. The trainer's progress in the slice is
-    lost: what it was made from is not there any more."""
-    made = work()
-    made.bases.loaded(range(SLICES))
-    made.digest(0)
-    made.state.slices[1].theta[0] += 1.0
-    made.keep(Keep(0, (1,)))
-    assert "slices [1] were corrupted in memory, and no peer can repair them" in caplog.text
-    assert made.bases.lost == {1}
-    assert made.damaged(0) is None
-    assert made.digest(0) == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
-    assert made.damaged(0) is None
 
 
 @pytest.mark.parametrize("what", ["step", "keep"])
@@ -335,19 +331,13 @@ def test_digests_of_tensors_that_change_meanwhile_are_dropped(monkeypatch: pytes
 
 
 def test_payloads_have_known_lengths() -> None:
+    """Before the first commit a slice travels without the outer optimizer's state; a new generation's first state is a
+    checkpoint's, and has it."""
     made = work(codec="bf16", reply_codec="fp32")
     slices = [made.nbytes(Slice(0, at(0), "a", ID, number, "")) for number in range(SLICES)]
     assert slices == [8, 8, 8, 8]  # the last: two buffers in fp32
     assert [made.nbytes(Mean(0, at(0), "k", number, "", "a")) for number in range(SLICES)] == [16, 16, 16, 8]
-    for number in range(SLICES):
-        part = made.part(0, number)
-        assert made.nbytes(Part(0, at(0), number)) == part.payload.nbytes
     assert made.nbytes(Close(0, at(0), 0, "a", 0, "k", None, ())) == 0
-
-
-def test_before_the_first_commit_a_slice_travels_without_the_outer_optimizers_state() -> None:
-    """A new generation's first state is a checkpoint's, and has it."""
-    made = work()
     theta = [4 * held.theta.numel() for held in made.state.slices]
     whole = [made.state.nbytes(index) for index in range(SLICES)]
     assert sum(theta) < sum(whole)

@@ -13,6 +13,7 @@ import pytest
 from p2p_diloco.node import participation, records
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, entered
 
 WITHIN_S = 10.0
 
@@ -28,20 +29,14 @@ def planned_s(peer: Any) -> float:
 
 
 @awaited
-async def test_every_peer_plans_by_the_fastest(
-    memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_peer_plans_by_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as its speed is known, and again when it changes; an aggregator without a trainer has none. A slow link
     takes its time off the training: the four elements in fp32 are 16 bytes there and 16 back, 2 s on one link, 16 on
     the other."""
     monkeypatch.setattr(participation, "MEASURE_EVERY_S", 0.05)
-    network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 20}
-    peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
-    for peer in peers:
-        await peer.enter()
-    aggregator = memory_peer(network, "carl", sizes=None)
-    await aggregator.enter()
-    fast, slow = peers
+    network, config = MemoryNetwork(), {**QUICK, "pace": "time", "sync_every": 20}
+    peers = fast, slow = await entered("ab", config, network)
+    await entered("c", {}, network, sizes=None)
     assert [planned_s(peer) for peer in peers] == [math.inf] * 2
     trains(slow, 40.0)
     await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
@@ -55,12 +50,9 @@ async def test_every_peer_plans_by_the_fastest(
 
 
 @awaited
-async def test_dynamic_local_updates_follow_what_probes_tell(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+async def test_dynamic_local_updates_follow_what_probes_tell() -> None:
     """Asynchronous mode: the next submission's steps, of a peer that is five times slower than the other."""
-    network, config = MemoryNetwork(), {**quick, "mode": "async", "dylu": True, "sync_every": 100}
-    peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
-    for peer in peers:
-        await peer.enter()
+    peers = await entered("ab", {**QUICK, "mode": "async", "dylu": True, "sync_every": 100})
 
     async def next_steps(peer: Any) -> int:
         await peer.exchange(1.0)
@@ -77,21 +69,18 @@ async def test_dynamic_local_updates_follow_what_probes_tell(memory_peer: type[A
 
 
 @awaited
-async def test_a_peers_record_tells_the_steps_it_has_made(
-    memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peers_record_tells_the_steps_it_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """`h`: the run's until its first exchange, then what that one had."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.05)
-    peer = memory_peer(MemoryNetwork(), "anna", {**quick, "pace": "time", "sync_every": 20})
-    await peer.enter()
+    (peer,) = await entered("a", {**QUICK, "pace": "time", "sync_every": 20})
     told: list[int] = []
 
     async def tells(steps: int) -> None:
         while not told or told[-1] != steps:
-            told.append(getattr((await records.read_peers(peer.transport, "r")).get("anna"), "sync_every", None))
+            told.append(getattr((await records.read_peers(peer.transport, "r")).get("a"), "sync_every", None))
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(tells(20), WITHIN_S)
     due = (await peer.merge(measures=True))["due"]
-    await peer.ask("contribute", "release", fragment=due, weight=4.0, samples=4, stands=True, every=4, uses=[])
+    await peer.contribute(due, weight=4.0, samples=4, every=4)
     await asyncio.wait_for(tells(4), WITHIN_S)

@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from p2p_diloco.core.events import Release
 from p2p_diloco.core.exchange import ENDED, LEFT
 from p2p_diloco.node import trainer
 from p2p_diloco.node.ledger import STALENESS_FROM, SubmissionLog
+from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
+from tests.node.conftest import MemoryPeer, entered, stop
 
 ASYNC = {
     "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
@@ -29,33 +30,20 @@ ASYNC = {
 }  # fmt: skip
 
 
-async def entered(
-    network: MemoryNetwork, make: type[Any], names: Iterable[str], config: dict[str, Any], *sizes: int
-) -> list[Any]:
-    peers = [make(network, name, config, sizes or (4,)) for name in names]
-    await asyncio.gather(*(peer.enter() for peer in peers))
-    for peer in peers:
-        await peer.merge()
-    return peers
-
-
 @pytest.mark.parametrize(
-    ("count", "each"),
-    [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
+    ("count", "each"), [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])]
 )
 @awaited
-async def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: int, each: int) -> None:
+async def test_a_submission_is_applied_unchanged(count: int, each: int) -> None:
     """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every slice."""
     draw = random.Random(int(os.environ.get("SEED", "7")))
-    peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "slice_elements": 2})
+    peers = await entered("abcdefghij"[:count], {**ASYNC, "slice_elements": 2})
     submitted = 0
 
     async def train(peer: Any, deltas: list[int]) -> None:
         nonlocal submitted
         for delta in deltas:
-            release = await peer.exchange(float(delta))
-            assert release["sent"]
-            assert release["refused"] == 0
+            await submit(peer, float(delta))
             submitted += delta
 
     await asyncio.gather(*(train(peer, [draw.randint(1, 9) for _ in range(each)]) for peer in peers))
@@ -64,21 +52,20 @@ async def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: 
 
 
 @awaited
-async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_too_stale_is_refused_and_told(caplog: pytest.LogCaptureFixture) -> None:
     """A submission further behind than max_staleness is answered with the newest value, and not counted. With the next
     one it is refused again, for its oldest base is older still; then nothing of it is left, and the third counts."""
     caplog.set_level(logging.INFO)
     config = {**ASYNC, "max_staleness": 2, "merge": "rebase"}
-    one, other = await entered(MemoryNetwork(), memory_peer, "ab", config)
+    one, other = await entered("ab", config)
+    await one.merge()
     for _ in range(3):
         await other.exchange(1.0)
     outcomes = []
     for delta in (100.0, 1000.0, 1.0):
         due = (await one.merge())["due"]
         one.memory.delta.fill_(delta)
-        release = await one.ask(
-            "contribute", "release", fragment=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
-        )
+        release = await one.contribute(due)
         one.memory.steps += 1
         outcomes += [Outcome(**outcome) for _, outcome in (await one.merge())["outcomes"]]
         assert release["sent"]
@@ -88,36 +75,85 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
     assert one.memory.theta.tolist() == [-4.0] * 4
 
 
+NUMBERS = {
+    1: [-1.9, -4.61, -8.049],
+    2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049],
+    3: [-1 / 3, -2 / 3, -1.9, -2.2333333, -2.5666667, -4.61],
+}
+"""θ after each submission of a pseudo-gradient of 1, by the size of the buffer: η = 1, μ = 0.9."""
+
+
+def buffered(size: int) -> dict[str, Any]:
+    return {**ASYNC, "heartbeat_timeout": 5.0, "outer_momentum": 0.9, "dn_buffer_size": size}
+
+
+async def submit(peer: MemoryPeer, delta: float = 1.0) -> float:
+    """The value that a peer's submission is answered with."""
+    release = await peer.exchange(delta)
+    assert release["sent"]
+    assert not release["refused"]
+    return peer.memory.theta[0].item()
+
+
+@pytest.mark.parametrize("size", NUMBERS)
 @awaited
-async def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(memory_peer: type[Any], tmp_path: Path) -> None:
+async def test_each_submitter_is_answered_with_the_number(size: int) -> None:
+    peers = await entered("abc", buffered(size))
+    found = [await submit(peers[number % 3]) for number in range(len(NUMBERS[size]))]
+    assert found == pytest.approx(NUMBERS[size], rel=1e-6)
+
+
+@awaited
+async def test_the_same_where_the_leader_dies_in_the_midst_of_a_buffer() -> None:
+    """Momentum, buffer and count go on with the successor; the survivors take the dead one's turns."""
+    network, found = MemoryNetwork(), []
+    peers = {peer.setup.local.name: peer for peer in await entered("abcd", buffered(3), network)}
+    for number in range(6):
+        if number == 2:
+            leader = peers["a"].node.replica.logs[0].held.plan.succession[0]
+            network.kill(leader)
+            peers.pop(leader).task.cancel()
+        found.append(await submit([*peers.values()][number % len(peers)]))
+    assert found == pytest.approx(NUMBERS[3], rel=1e-6)
+
+
+@awaited
+async def test_full_buffers_are_synchronous_rounds() -> None:
+    """Three peers, N = 3, 12 given pseudo-gradients in any order within a round: after each full buffer θ is what a
+    synchronous round on their mean makes of it."""
+    draw, synchronous = random.Random(5), OuterOptimizer("sgd", 1.0, 0.9)
+    peers = await entered("abc", buffered(3))
+    theta, state = torch.zeros(1), synchronous.init_state(1)
+    for _ in range(4):
+        grads = [draw.gauss(0.0, 1.0) for _ in peers]
+        theta, state = synchronous.step(theta, state, torch.tensor([sum(grads) / 3]))
+        found = [await submit(peers[number], grads[number]) for number in draw.sample(range(3), 3)]
+        assert found[-1] == pytest.approx(theta.item(), rel=1e-5)
+
+
+@awaited
+async def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(tmp_path: Path) -> None:
     """Delayed Nesterov, N = 3: after four submissions both peers end, and start again from their checkpoints. θ,
     momentum, the buffer with one submission in it, its count and what is counted of whom are there again."""
-    numbers = [-1 / 3, -2 / 3, -1.9, -1.9 - 1 / 3, -1.9 - 2 / 3, -4.61]
-    config = {**ASYNC, "outer_momentum": 0.9, "dn_buffer_size": 3}
     found: list[float] = []
     for life in range(2):
         network = MemoryNetwork()
         peers = [
-            memory_peer(network, name, config, checkpoint_dir=tmp_path / name, save_every=1, restart_wait=5.0)
+            MemoryPeer(network, name, buffered(3), checkpoint_dir=tmp_path / name, save_every=1, restart_wait=5.0)
             for name in "ab"
         ]
         await asyncio.gather(*(peer.enter() for peer in peers))
-        for peer in peers:
-            await peer.merge()
         for number in range(4) if life == 0 else range(4, 6):
-            release = await peers[number % 2].exchange(1.0)
-            assert release["refused"] == 0
-            found.append(peers[number % 2].memory.theta[0].item())
-        for peer in peers:
-            await peer.stop()
-    assert found == pytest.approx(numbers, rel=1e-6)
+            found.append(await submit(peers[number % 2]))
+        await stop(*peers)
+    assert found == pytest.approx(NUMBERS[3], rel=1e-6)
 
 
 @awaited
-async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_is_told_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a submission waits for is no news where it is answered at once, as most are."""
     monkeypatch.setattr(trainer, "TELL_EVERY_S", 0.2)
-    (one,) = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
+    (one,) = await entered("Q", {**ASYNC, "min_peers": 2})
     due = (await one.merge())["due"]
     one.memory.stands_since = time.monotonic() + 1.0
     one.memory.stands = 1

@@ -17,15 +17,8 @@ CSV = "samples,loss\n0,4.0\n1000,2.0\n2000,1.0\n"
 
 
 def seen(samples: int | None, loss: float | None, held_out: float | None = None, now: float = 100.0) -> Snapshot:
-    peer = PeerStatus(
-        name="alice",
-        peer_id="a",
-        time=now,
-        state="training",
-        counted_samples=samples,
-        loss=loss,
-        held_out_loss=held_out,
-    )
+    told = {"counted_samples": samples, "loss": loss, "held_out_loss": held_out}
+    peer = PeerStatus(name="alice", peer_id="a", time=now, state="training", **told)  # type: ignore[arg-type]
     return snapshot("main", None, [peer], now)
 
 

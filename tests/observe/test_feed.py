@@ -93,10 +93,5 @@ def test_a_dashboard_that_is_opened_late_has_the_earlier_losses() -> None:
     feed.knew({"id-a": [Point(0.25, 2.0, 16.0, 0.0, 4.5, None), Point(0.5, 5.0, 40.0, 0.4, 3.5, 3.25)], "id-b": []})
     feed.saw(seen(replace(ALICE, time=0.4)))
     feed.saw(seen(ALICE))
-    assert json.loads(feed.whole)["curves"]["points"] == {
-        "id-a": [
-            [0.25, 2, 16, 4.5, 0, None, None],
-            [0.5, 5, 40, 3.5, 0, None, 3.25],
-            [1.0, 10, 80, 2.5, 1, 3.0, 2.75],
-        ],
-    }
+    points = [[0.25, 2, 16, 4.5, 0, None, None], [0.5, 5, 40, 3.5, 0, None, 3.25], [1.0, 10, 80, 2.5, 1, 3.0, 2.75]]
+    assert json.loads(feed.whole)["curves"]["points"] == {"id-a": points}

@@ -74,6 +74,11 @@ class Swarm:
     async def there(self) -> Revision:
         return await read_revision(self.eyes, self.founding)
 
+    async def stored(self, number: int, asking: asyncio.Task[Any]) -> None:
+        """Wait until a revision of this number is there, or the asker has ended."""
+        while (await self.there()).number < number and not asking.done():
+            await asyncio.sleep(0.01)
+
 
 @awaited
 async def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
@@ -81,8 +86,7 @@ async def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
     swarm = Swarm(outer_lr=0.6, outer_momentum=0.8)
     await swarm.begin([0, 0.6, 0.8, 0])
     asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
-    while await swarm.there() == FOUNDED:
-        await asyncio.sleep(0.01)
+    await swarm.stored(1, asking)
     assert await swarm.there() == Revision(1, 0.5)
     await swarm.publish([0, 0.6, 0.8, 1])
     await asyncio.sleep(0.1)
@@ -103,8 +107,7 @@ async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_
         [({"min_peers": 1}, 0.6), ({"outer_lr": 0.5}, 0.5), ({"min_peers": 2}, 0.5)], 1
     ):
         asking = asyncio.create_task(swarm.ask(changes))
-        while (await swarm.there()).number < number:
-            await asyncio.sleep(0.01)
+        await swarm.stored(number, asking)
         await swarm.publish([number, lr, 0.8, number])
         assert (await asking).news
         found.append(await swarm.there())
@@ -155,13 +158,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
     [
         ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "mallory-id, but the run main was founded by alice-id"),
         ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
-        (
-            {"num_fragments": 2, "sync_every": 4},
-            {"sync_every": 1},
-            "alice-id",
-            ConfigError,
-            "less than num_fragments=2",
-        ),
+        ({"num_fragments": 2, "sync_every": 4}, {"sync_every": 1}, "alice-id", ConfigError, "less than num_fragm"),
         ({"stop_after_epochs": 8}, {"stop_after_epochs": 20}, "alice-id", Refused, "is at epoch 7, and ends at 8"),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
@@ -187,8 +184,7 @@ async def test_of_two_at_once_one_is_told_that_the_other_won() -> None:
     swarm = Swarm()
     await swarm.begin([0, 0.7, 0.9, 0])
     asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
-    while await swarm.there() == FOUNDED:
-        await asyncio.sleep(0.01)
+    await swarm.stored(1, asking)
     other = Revision(1, 0.6, 0.9)
     proof = signed("alice-id", REVISION, swarm.founding.statement(other))
     assert await store_revision(swarm.alice, swarm.founding, replace(other, proof=proof))
@@ -203,8 +199,7 @@ async def founder_asks(what: Any, swarm: Swarm, told: list[dict[str, Any]]) -> t
     await swarm.begin()
     await swarm.publish([0, 0.7, 0.9, 0], **first)
     asking = asyncio.create_task(what(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0))
-    while await swarm.there() == FOUNDED and not asking.done():
-        await asyncio.sleep(0.01)
+    await swarm.stored(1, asking)
     for more in later:
         await swarm.publish([1, 0.7, 0.9, 1], **more)
     return await asking, await swarm.there()
@@ -245,8 +240,7 @@ def test_a_peer_that_tells_wonders_neither_ends_the_run_nor_keeps_it_going(mode:
         for name in ("alice", *others):
             await swarm.publish([0, 0.7, 0.9, 0], name, steps_per_second=50.0, sync_every=500)
         asking = asyncio.create_task(module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0))
-        while await swarm.there() == FOUNDED and not asking.done():
-            await asyncio.sleep(0.01)
+        await swarm.stored(1, asking)
         await asyncio.sleep(0.1)
         assert not asking.done()
         for name in ("alice", *others):

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.planning.advice import (
-    advise,
-    greatest_sync_every,
-    held_back,
-    smallest_streaming,
-    smallest_sync_every,
-)
+from p2p_diloco.planning.advice import advise, greatest_sync_every, held_back, smallest_streaming, smallest_sync_every
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 
@@ -73,16 +67,18 @@ def test_fewer_bytes_need_a_shorter_h() -> None:
     assert len(set(needed)) == 4
 
 
-def test_the_peer_that_holds_the_others_back_is_named_with_the_reason() -> None:
-    by_link = held_back(friends(mbit=(50, 2, 50, 50), sync_every=500))
-    assert by_link is not None
-    assert (by_link.peer, by_link.by_link) == (1, True)
-    by_speed = held_back(friends(steps_s=(1, 1, 1, 9), sync_every=20_000))
-    assert by_speed is not None
-    assert (by_speed.peer, by_speed.by_link) == (3, False)
-    by_link_though_slow = held_back(friends(mbit=(50, 5, 50, 50), steps_s=(1, 1.5, 1, 1), sync_every=100))
-    assert by_link_though_slow is not None
-    assert (by_link_though_slow.peer, by_link_though_slow.by_link) == (1, True)
+@pytest.mark.parametrize(
+    ("given", "peer", "by_link"),
+    [({"mbit": (50, 2, 50, 50), "sync_every": 500}, 1, True),
+     ({"steps_s": (1, 1, 1, 9), "sync_every": 20_000}, 3, False),
+     ({"mbit": (50, 5, 50, 50), "steps_s": (1, 1.5, 1, 1), "sync_every": 100}, 1, True)],
+)  # fmt: skip
+def test_the_peer_that_holds_the_others_back_is_named_with_the_reason(
+    given: dict[str, Any], peer: int, by_link: bool
+) -> None:
+    found = held_back(friends(**given))
+    assert found is not None
+    assert (found.peer, found.by_link) == (peer, by_link)
     assert held_back(friends()) is None
 
 

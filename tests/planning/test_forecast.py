@@ -78,8 +78,7 @@ def test_data_parallel_hides_two_thirds_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peers", "params", "measured"),
-    [(2, 25 * M, 21.8), (4, 25 * M, 24.6), (8, 25 * M, 30.5), (2, 100 * M, 19.4)],
+    ("peers", "params", "measured"), [(2, 25 * M, 21.8), (4, 25 * M, 24.6), (8, 25 * M, 30.5), (2, 100 * M, 19.4)]
 )
 def test_memory_covers_what_was_measured_and_little_more(peers: int, params: int, measured: float) -> None:
     """docs/performance.md: bytes a parameter beyond the model, bf16; the node's fixed 0.2 GB aside."""

@@ -93,7 +93,7 @@ class Hostile:
         self.slices: dict[tuple[int, Version, int, str], Slice] = {}  # that authors sent to it
         self.readys: dict[tuple[int, Version], Ready] = {}  # its own contributions
         self.seen: list[Message] = []
-        self.truth = set[int]()  # ids of answers that are true
+        self.truth: list[Message] = []  # answers that are true
         world.at(rng.uniform(1.0, 10.0), self._act)
 
     @property
@@ -178,9 +178,12 @@ class Hostile:
 
     def _answers_truly(self, to: Process, answer: Message | None) -> None:
         if answer is not None:
-            self.truth.add(id(answer))
-            self.seen.append(answer)  # so that its id stays its own
+            self.truth.append(answer)
+            self.seen.append(answer)
             self.tell(to, answer)
+
+    def _is_true(self, answer: Message) -> bool:
+        return any(answer is one for one in self.truth)
 
     def _somebody(self) -> Process:
         return self.world.alive[self.rng.choice(self.world.holders() or sorted(self.world.alive))]
@@ -229,7 +232,7 @@ class Hostile:
         question. A message that answers no question may neither replace a state nor pass as another peer's commit
         (invariant q)."""
         replica = to.replica
-        if isinstance(message, Told | Head | Part) and id(message) not in self.truth and self._is_asked(to, message):
+        if isinstance(message, Told | Head | Part) and not self._is_true(message) and self._is_asked(to, message):
             return
         self.world.feed_alive(to, Received(self.name, message))
         heads = [fetch.head.version for fetch in replica.fetching.fetches.values() if fetch.head is not None]
