@@ -16,7 +16,7 @@ from p2p_diloco.net.listener import Offer, knock_at
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Tls
-from tests.net.inboxes import Quiet
+from tests.net.inboxes import Box
 from tests.net.members import OPEN, id_of, key_of, membership
 from tests.net.patience import leaving_nothing
 
@@ -28,25 +28,6 @@ while."""
 AT_ONCE_S = LIMITS.read_timeout_s / 3
 """What has waited for no deadline takes less."""
 HERE = "/ip4/127.0.0.1/tcp/1"
-
-
-class Box(Quiet):
-    def __init__(self) -> None:
-        self.got: list[tuple[str, bytes, bytes]] = []
-        self.closed_peers: list[str] = []
-        self.admitted_bytes = 64 << 20
-        self.on_deliver: Callable[[], Awaitable[None]] | None = None
-
-    def admit(self, sender: str, header: bytes) -> int:
-        return self.admitted_bytes
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        if self.on_deliver is not None:
-            await self.on_deliver()
-        self.got.append((sender, header, bytes(payload or b"")))
-
-    def closed(self, peer: str) -> None:
-        self.closed_peers.append(peer)
 
 
 class Named(Tls):

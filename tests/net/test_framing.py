@@ -1,4 +1,4 @@
-"""Frames survive any split of their bytes, and nothing but a FrameError comes of bytes that are none."""
+"""Frames survive any split of their bytes, and nothing but a FrameError comes of bytes that are none; counters."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from p2p_diloco.net.framing import (
     Refused,
     encode,
 )
+from p2p_diloco.net.interface import Refusal, Traffic
 
 HEADER_BYTES_MAX = 200
 counts = st.integers(0, 2**64 - 1)
@@ -91,3 +92,26 @@ def test_a_long_reason_is_cut_to_what_may_be_sent() -> None:
     frame = reader.next_frame()
     assert isinstance(frame, Refused)
     assert frame.reason.startswith("é" * (REASON_BYTES_MAX // 2))
+
+
+# -- counters and refusals
+
+
+def test_the_number_of_peers_counted_apart_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals count all peers."""
+    monkeypatch.setattr("p2p_diloco.net.interface.PEERS_COUNTED_MAX", 2)
+    traffic = Traffic()
+    for peer in "abcb":
+        traffic.sent(peer, 1)
+        traffic.received(peer, 10)
+        traffic.refuse(peer)
+        traffic.went(peer, "direct")
+    assert (traffic.bytes_sent, traffic.bytes_received, traffic.refused) == (4, 40, 4)
+    assert {name: one.bytes_received for name, one in traffic.peers.items()} == {"a": 10, "b": 20}
+    assert traffic.ways() == {"a": "direct", "b": "direct"}
+
+
+def test_a_refusals_reason_gives_no_commands_to_a_terminal() -> None:
+    """It may be another peer's text, and comes into logs."""
+    refusal = Refusal("no\x1b[2J\x1b[31m, and\nWARNING forged")
+    assert refusal.reason == str(refusal) == "no [2J [31m, and WARNING forged"
