@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.dht import DhtPeer
-from tests.net.clocks import ByHand, by_hand
+from tests.net.clocks import ByHand, timed
 from tests.net.patience import plays
 
 STAGGER_S = 1.0
@@ -52,19 +52,7 @@ class Attempts:
         )
 
 
-def run(test: Callable[[ByHand], Awaitable[None]]) -> None:
-    """Run a test on a clock that it turns; afterwards no task may be left."""
-
-    async def bounded() -> None:
-        with by_hand() as clock:
-            await test(clock)
-        await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(bounded())
-
-
-@plays(run)
+@plays(timed)
 async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
     """The result of the other one is discarded; a failure at the same moment doesn't matter."""
     for _ in range(20):  # the order of a set may vary
@@ -83,7 +71,7 @@ async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> 
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-@plays(run)
+@plays(timed)
 async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:
     """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
     attempts = Attempts(2)
@@ -101,7 +89,7 @@ async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-@plays(run)
+@plays(timed)
 async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
     """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
     attempts = Attempts(1)
@@ -118,7 +106,7 @@ async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how
 
 
 @pytest.mark.parametrize("outcome", ["a result", "an error"])
-@plays(run)
+@plays(timed)
 async def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(clock: ByHand, outcome: str) -> None:
     """The attempt has ended, and its caller is cancelled before it goes on: the caller ends, whatever the outcome."""
     answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -139,7 +127,7 @@ async def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(clock: By
     assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
 
 
-@plays(run)
+@plays(timed)
 async def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_moment(clock: ByHand) -> None:
     """Also as the DHT's answer comes: a peer that is to end would go on otherwise."""
     loop = asyncio.get_running_loop()

@@ -34,8 +34,7 @@ from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.receiving import TURN_S
 from tests.net import direct_peers
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import Peer, Start
-from tests.net.gates import LONG, Gate, sent
+from tests.net.direct_peers import LONG, Gate, Peer, Start, sent
 from tests.net.inboxes import Box
 from tests.net.patience import awaited, plays, until
 

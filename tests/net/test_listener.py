@@ -23,8 +23,7 @@ from p2p_diloco.net.listener import (
 )
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, Peer, Start, let_in, offer_of, run
-from tests.net.gates import answers
+from tests.net.direct_peers import AT_ONCE_S, Peer, Start, answers, let_in, offer_of, run
 from tests.net.patience import plays, until
 
 

@@ -16,8 +16,7 @@ from p2p_diloco.net.framing import Accepted, Bulk, FrameStream, Progress, Refuse
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LIMITS, Start, let_in, pair, run
-from tests.net.gates import LONG, Gate, answers, sent, serving
+from tests.net.direct_peers import LIMITS, LONG, Gate, Start, answers, let_in, pair, run, sent, serving
 from tests.net.patience import plays, until
 
 
