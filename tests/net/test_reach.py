@@ -413,7 +413,7 @@ def test_of_many_addresses_few_are_looked_at(dials: Dials, monkeypatch: pytest.M
 
 
 def test_what_leads_to_no_place_is_not_dialled(dials: Dials) -> None:
-    """An address that can't be read, and any of a peer whose request came over a relay, whose address isn't the peer's."""
+    """An address that can't be read, and any of a peer that asks over a relay, whose address isn't the peer's."""
     for address in ("/ip4/20.0.0.9/tcp/99999", "/ip4/20.0.0.9/tcp/²", "/dns4//tcp/1", "/dns4/x/tcp/²"):
         assert asyncio.run(dials.back([address])) == {}
     assert asyncio.run(dials.back(["/ip4/20.0.0.9/tcp/4"], seen_at=f"{SEEN}/p2p/Qm/p2p-circuit")) == {}
