@@ -193,7 +193,8 @@ def test_a_host_is_dialled_so_often_in_a_minute_whoever_names_it() -> None:
 
 
 def test_peers_that_were_found_at_a_host_are_dialled_there_without_limit() -> None:
-    """Many peers behind one router, each at a port of its own."""
+    """Many peers behind one router, each at a port of its own. Who was found through a relay proves nothing of its
+    host."""
     dials = Unproven()
     for n in range(10 * DIALS_MAX):
         assert dials.admit(f"p{n}", [THIRD.format(n)])
@@ -202,10 +203,6 @@ def test_peers_that_were_found_at_a_host_are_dialled_there_without_limit() -> No
     assert not dials.proven("p7", [THIRD.format(7), "/ip4/192.0.2.8/tcp/1"])
     assert sum(len(dials.admit("x", [THIRD.format(n)])) for n in range(99)) == DIALS_MAX
     assert dials.admit("p7", [THIRD.format(7)])
-
-
-def test_who_was_found_through_a_relay_proves_nothing_of_the_relay_s_host() -> None:
-    dials = Unproven()
     dials.prove("p", f"{THIRD.format(1)}/p2p/relay/p2p-circuit")
     assert not dials.proven("p", [THIRD.format(1)])
 

@@ -185,28 +185,11 @@ async def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
     await rig.exchange.close()
 
 
-@awaited
-async def test_progress_is_reported_while_a_payload_comes() -> None:
-    """The sender hears how far its payload has come, and then that it was taken. The receiver's inbox hears that the
-    sender lives."""
-    rig = Rig()
-    stranger = await rig.stranger()
-    stranger.write(Bulk(b"h", 6))
-    stranger.write(b"abc")
-    assert rig.box.moving_peers == []
-    assert await stranger.read() == Progress(3)
-    assert rig.box.moving_peers == ["stranger"]
-    stranger.write(b"def")
-    assert await stranger.read() == Accepted()
-    assert rig.box.headers == [b"h"]
-    await rig.exchange.close()
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @awaited
-async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
-    """From the moment at which it may come until all of it has, or its stream has broken: then nothing is delivered,
-    and the node hears of it."""
+async def test_a_payload_is_under_way_until_all_of_it_has_come(whole: bool) -> None:
+    """The sender hears how far it has come, and then that it was taken; the inbox hears that the sender lives, and the
+    node that a payload is coming. If its stream breaks nothing is delivered, and the node hears of it."""
     rig, coming = Rig(), list[bool]()
 
     @contextlib.contextmanager
@@ -218,17 +201,17 @@ async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -
             coming.append(False)
 
     rig.traffic.receiving = receiving
-    link = await rig.stranger()
+    link, stranger = await rig.stranger(), await rig.stranger()
     link.write(Message(b"no payload"))
     assert await link.read() == Accepted()
-    stranger = await rig.stranger()
+    assert (coming, rig.box.moving_peers) == ([], [])
     stranger.write(encode(Bulk(b"h", 8)) + b"half")
-    while not coming:
-        await asyncio.sleep(0.001)
-    assert coming == [True]
+    assert await stranger.read() == Progress(4)
+    assert (coming, rig.box.moving_peers) == ([True], ["stranger"])
     if whole:
         stranger.write(b"full")
         assert await stranger.read() == Accepted()
+        assert rig.box.headers == [b"no payload", b"h"]
     else:
         stranger.writer.close()
         await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
@@ -323,33 +306,21 @@ async def test_messages_of_one_grant_are_read_at_a_pace_if_they_are_refused_or_t
 
 
 @awaited
-async def test_a_newer_link_replaces_the_older_one() -> None:
-    """A peer that comes back isn't reported as gone; the end of its last link is, once."""
+async def test_a_peer_has_one_link_and_all_peers_have_a_few() -> None:
+    """A newer link replaces the older one: the peer isn't reported as gone; the end of its last link is, once. A link
+    more than allowed is refused with the reason; those that are there stay, and a place that is left is free."""
     rig = Rig()
-    first, second = await rig.stranger(), await rig.stranger()
-    for link in (first, second):
+    older, newer, other, third = [await rig.stranger(name) for name in ("a", "a", "b", "c")]
+    for link in (older, newer, other):
         link.write(Message(b"hello"))
         assert await link.read() == Accepted()
-    assert await first.read() is None
+    assert await older.read() is None
+    third.write(Message(b"hello"))
+    assert "2 links" in await third.refusal()
     assert rig.box.closed_peers == []
-    second.writer.close()
+    newer.writer.close()
     await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
-    assert rig.box.closed_peers == ["stranger"]
-    await rig.exchange.close()
-
-
-@awaited
-async def test_links_are_limited_in_number() -> None:
-    """One more than allowed is refused with the reason; those that are there stay, and a place that is left
-    is free."""
-    rig = Rig()
-    links = [await rig.stranger(name) for name in ("a", "b", "c")]
-    for link in links:
-        link.write(Message(b"hello"))
-    assert [await link.read() for link in links[:2]] == [Accepted(), Accepted()]
-    assert "2 links" in await links[2].refusal()
-    links[0].writer.close()
-    await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
+    assert rig.box.closed_peers == ["a"]
     late = await rig.stranger("d")
     late.write(Message(b"hello"))
     assert await late.read() == Accepted()
