@@ -205,8 +205,3 @@ async def answers(pipe: Pipe, count: int) -> list[Frame | None]:
     """The next frames on a connection of a test's own."""
     frames = frames_on(pipe)
     return [await next_frame(frames) for _ in range(count)]
-
-
-def serving(peer: Peer) -> int:
-    """How much of the payload that is coming is here."""
-    return max((pipe.filled_bytes for pipe in peer.direct.listener._serving), default=0)

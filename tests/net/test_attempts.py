@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net.attempts import first, within
-from p2p_diloco.net.dht import DhtPeer
 from tests.net.clocks import ByHand, timed
 from tests.net.patience import plays
 
@@ -103,59 +102,3 @@ async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how
         await waiting
     await clock.passes(0.0)
     assert attempts.discarded == ["in spite of it"]
-
-
-@pytest.mark.parametrize("outcome", ["a result", "an error"])
-@plays(timed)
-async def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(clock: ByHand, outcome: str) -> None:
-    """The attempt has ended, and its caller is cancelled before it goes on: the caller ends, whatever the outcome."""
-    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def asked() -> str:
-        return await answer
-
-    waiting = [asyncio.create_task(within(1.0, each)) for each in (asked(), answer)]
-    await clock.passes(0.5)
-    if outcome == "a result":
-        answer.set_result("it")
-    else:
-        answer.set_exception(ValueError("it"))
-    await asyncio.sleep(0)  # the attempt itself goes on
-    for task in waiting:
-        task.cancel()
-    ended = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
-
-
-@plays(timed)
-async def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_moment(clock: ByHand) -> None:
-    """Also as the DHT's answer comes: a peer that is to end would go on otherwise."""
-    loop = asyncio.get_running_loop()
-    for what in ("fetch", "store"):
-        answer: asyncio.Future[object] = loop.create_future()
-        dht = DhtPeer.__new__(DhtPeer)
-        dht._node = AnswersLater(answer)
-        dht._anchors = AnswersLater(answer)
-        dht._records = AnswersLater(answer)
-        calling = dht.fetch("key") if what == "fetch" else dht.store("key", "name", b"value", 9.0, owned=False)
-        task = asyncio.create_task(calling)
-        await clock.passes(0.5)
-        answer.set_result(None)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
-class AnswersLater:
-    """A node of Hivemind's DHT whose calls return what a future gets."""
-
-    local_public_key = b""
-
-    def __init__(self, answer: asyncio.Future[object]) -> None:
-        self._answer = answer
-
-    async def get(self, *_: object, **__: object) -> object:
-        return await self._answer
-
-    store = fetch = get

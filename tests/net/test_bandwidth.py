@@ -9,7 +9,6 @@ import pytest
 from p2p_diloco.net.bandwidth import FAST, Bandwidth, Meter, steady
 from p2p_diloco.net.pacing import (
     FILLING,
-    FULL,
     LEAP,
     LOOK_EVERY,
     SPAN,
@@ -34,20 +33,6 @@ def send(meter: Meter, now: float, seconds: float, rate: float, every_s: float =
     for payload in payloads:
         payload.end(now + seconds)
     return now + seconds
-
-
-def test_a_single_partner_gives_no_reading() -> None:
-    """Its own link may be the slow one. Beside others, only the time counts in which two transfer."""
-    meter = Meter()
-    lone = meter.begin("a", 0.0)
-    for tick in range(1, 41):
-        lone.reached(round(tick / 4 * 5 * MB), tick / 4)
-    assert meter.rate == 0.0
-    other, tick = meter.begin("b", 10.1), 40
-    for tick in range(41, 81):
-        lone.reached(round(tick / 4 * 5 * MB), tick / 4)
-        other.reached(round((tick / 4 - 10.1) * 7 * MB), tick / 4)
-    assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
 
 
 def test_bytes_that_came_without_a_second_partner_do_not_count() -> None:
@@ -148,26 +133,6 @@ class Link:
         return {n: sum(rates[n] for rates in all_) / len(all_) for n in self.weights}
 
 
-def test_no_connection_is_paced_before_the_first_reading() -> None:
-    """A reading takes a second or two in which the network held up both connections."""
-    link = Link(12 * MB, {"a": 2.0, "b": 1.0})
-    for _ in range(FIRST - 1):
-        link.tick()
-        assert link.paces == {}
-    link.tick()
-    assert set(link.paces) == {"a", "b"}
-    assert link.shares.link == pytest.approx(12 * MB)
-
-
-def test_an_interruption_starts_a_reading_anew() -> None:
-    """The buffers must fill again."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
-    for _ in range(20):
-        link.run(FIRST - 1)
-        link.tick(held_up={"a": FULL / 2})
-    assert link.shares.link == 0.0
-
-
 @pytest.mark.parametrize("weights", [(2.0, 1.0), (5.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)])
 def test_a_link_is_shared_evenly(weights: tuple[float, ...]) -> None:
     """Whatever TCP would give to each, and no part of the link is left unused."""
@@ -187,17 +152,6 @@ def test_the_rest_of_a_slow_connections_share_goes_to_the_others(others: str) ->
     assert sum(rates.values()) == pytest.approx(12 * MB, rel=0.01)
     link.takes = {}
     assert link.run(LONG)["slow"] == pytest.approx(12 * MB / len(rates), rel=0.06)
-
-
-def test_a_short_pause_does_not_reduce_a_share() -> None:
-    """Otherwise a connection that misses a tick, between payloads or for a lost packet, would lose its share to the
-    others."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
-    link.run(300)
-    even = link.paces["a"]
-    link.takes = {"b": 0.0}
-    link.tick()
-    assert link.paces["a"] == pytest.approx(even, rel=0.05)
 
 
 @pytest.mark.parametrize("used", [1.0, GAPS])

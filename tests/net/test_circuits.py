@@ -210,16 +210,6 @@ async def test_a_relay_that_hangs_costs_one_deadline(world: World, monkeypatch: 
 
 
 @plays(run)
-async def test_an_unknown_protocol_is_not_served(world: World) -> None:
-    """The stream ends, although the peer was authenticated."""
-    a, b, _ = await two(world)
-    pipe, _ = await a.open(B, "/another", ["relay"])
-    assert not await pipe.more(AT_ONCE_S)
-    await until(lambda: not b._answering)
-    assert world.heard == []
-
-
-@plays(run)
 async def test_handshakes_at_a_time_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is closed at once; later ones are served again."""
     monkeypatch.setattr(module, "ANSWERED_MAX", 2)

@@ -13,9 +13,8 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net.dial_back import PORTS_MAX
 from p2p_diloco.net.direct import places_of
-from p2p_diloco.net.framing import Accepted, Bulk, encode
+from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.listener import CONNECTIONS_PER_PEER_MAX, KNOCK_BYTES, Listener
 from p2p_diloco.net.pipe import Pipe
@@ -50,18 +49,6 @@ def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool)
         return [proven]
 
     run(test)
-
-
-@plays(run)
-async def test_no_peer_has_the_ports_of_its_address_scanned(start: Start) -> None:
-    """Others may share the address. After so many ports requests are refused, until time has passed."""
-    a, b = start("a", hosts=()), start("b")
-    ports = range(20_000, 20_000 + PORTS_MAX)
-    assert b.direct._budget.spend([("127.0.0.1", port) for port in ports])
-    mine = start("c").direct.listener.offer("b", sends=True)
-    assert mine is not None
-    with pytest.raises(Refusal, match="too many ports"):
-        await a.direct._ask("b", mine.pack())
 
 
 @plays(run)
@@ -401,12 +388,3 @@ async def test_the_number_of_connections_dialled_back_is_limited(start: Start) -
     for pipe in lent:
         pipe.abort()
     await until(lambda: not b.direct.listener._serving)
-
-
-@pytest.mark.parametrize("request_", [b"nonsense", encode(Accepted())])
-@plays(run)
-async def test_an_unreadable_request_to_dial_back_is_refused(start: Start, request_: bytes) -> None:
-    """It is answered, and nothing is dialled."""
-    a, _ = start("a"), start("b")
-    with pytest.raises(Refusal, match="an offer has another length"):
-        await a.direct._ask("b", request_)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +33,7 @@ from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.receiving import TURN_S
 from tests.net import direct_peers
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LONG, Gate, Peer, Start, sent
+from tests.net.direct_peers import Gate, Peer, Start, sent
 from tests.net.inboxes import Box
 from tests.net.patience import awaited, plays, until
 
@@ -526,18 +525,6 @@ async def test_a_stream_is_kept_for_its_life_time(start: Start, monkeypatch: pyt
 
 
 @awaited
-async def test_a_receiver_ends_a_stream_without_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that keeps a stream open for longer than allowed, and sends nothing, is told why it ends."""
-    monkeypatch.setattr("p2p_diloco.net.receiving.NEXT_PAYLOAD_S", 0.4)
-    rig = Rig()
-    stranger = await rig.stranger()
-    stranger.write(encode(Bulk(b"1", 1)) + b"x")
-    assert await stranger.read() == Accepted()
-    assert "nothing came" in await stranger.refusal()
-    await rig.exchange.close()
-
-
-@awaited
 async def test_unread_answers_end_the_stream() -> None:
     """Once they fill the stream no further payload is read, and then the stream is ended."""
     rig = Rig(limits=replace(LIMITS, write_timeout_s=0.4))
@@ -582,33 +569,6 @@ async def test_the_number_of_kept_streams_is_limited(start: Start, monkeypatch: 
         streams = peers[2].libp2p_streams
         await peers[2].send("b", b"z")
         assert peers[2].libp2p_streams == streams
-
-
-@pytest.mark.parametrize("waits_for", ["an answer", "its turn", "a stream"])
-@plays(run)
-async def test_closing_leaves_no_stream(start: Start, waits_for: str) -> None:
-    """Neither a kept one nor one that is being opened, and none is opened afterwards."""
-    dialling = waits_for == "a stream"
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    if dialling:
-        a.exchange._dial = lambda peer: asyncio.sleep(direct_peers.LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
-    sends = sent(a, b"1", b"2", b"3", nbytes=LONG if waits_for == "its turn" else 1)
-    if dialling:
-        sends.append(asyncio.create_task(a.exchange.send("b", b"message", None)))
-        await asyncio.sleep(0)  # all have begun
-    else:
-        await until(lambda: gate.come == [b"1"])
-    began = time.monotonic()
-    await a.close()
-    results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable] * len(sends)
-    assert time.monotonic() - began < AT_ONCE_S
-    assert a.libp2p_streams == (0 if dialling else 1)
-    assert not served(a)
-    assert a.box.closed_peers == []
-    gate.open.set()
-    await until(lambda: not served(b))
 
 
 # -- one of a kind for each peer

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.net.framing import (
-    FIELDS_BYTES,
     MAGIC,
     PREFIX,
     REASON_BYTES_MAX,
@@ -56,14 +55,6 @@ def test_any_split_gives_the_same_frames(sent: list[Frame], tail: bytes, data: s
             got.append(frame)
     assert got == [*sent, Bulk(b"last", len(tail))]
     assert buffer == tail
-
-
-@pytest.mark.parametrize("length", [REASON_BYTES_MAX + FIELDS_BYTES + 1, 2**32 - 1])
-def test_a_length_over_its_limit_is_refused_from_the_prefix_alone(length: int) -> None:
-    """Nothing of the body is waited for, let alone held."""
-    reader = decoder(PREFIX.pack(MAGIC, VERSION, length))
-    with pytest.raises(FrameError, match=f"{length} bytes"):
-        reader.next_frame()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from p2p_diloco.net.framing import Accepted, Bulk, FrameStream, Progress, Refuse
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LIMITS, LONG, Gate, Start, answers, let_in, pair, run, sent, serving
+from tests.net.direct_peers import LIMITS, LONG, Gate, Start, answers, let_in, pair, run, sent
 from tests.net.patience import plays, until
 
 
@@ -115,33 +115,6 @@ def sending(
     )
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-@plays(alone, 2)
-async def test_a_cancelled_payload_extends_the_deadline_of_the_next(
-    stream: Outgoing, far: FrameStream, goes_on: bool
-) -> None:
-    """A short payload behind a long, cancelled one waits as long as both may take, and no longer."""
-    limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
-    with by_hand() as clock:
-        long = sending(stream, 10_000, limits)  # 1.5 s
-        await clock.passes(0.01)
-        long.cancel()
-        began = clock.now
-        short = sending(stream, 0, limits)
-        while not short.done():
-            await clock.passes(0.05)
-            far.write(Progress(1))
-            if goes_on and clock.now - began > 0.9:
-                far.write(Accepted())
-                far.write(Accepted())
-        if goes_on:
-            assert await short == Accepted()
-        else:
-            with pytest.raises(Unreachable, match=r"took longer|nothing came"):
-                await short
-            assert 1.9 < clock.now - began < 2.5
-
-
 @pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
 @plays(alone, 2)
 async def test_bytes_after_an_answer_make_a_stream_unfit(stream: Outgoing, far: FrameStream, rest: bytes) -> None:
@@ -200,28 +173,6 @@ async def test_later_payloads_do_not_extend_a_deadline(stream: Outgoing, far: Fr
 
 
 # -- anything at any moment
-
-
-@plays(run)
-async def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers(start: Start) -> None:
-    """A send that is cancelled midway is the last on its connection. Earlier ones are answered, later ones use another
-    connection."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    before = sent(a, b"1")
-    await until(lambda: gate.come)
-    (pipe,) = b.direct.listener._serving
-    half = sent(a, b"2", nbytes=48 << 20)
-    await until(lambda: serving(b) > 1 << 20)
-    half[0].cancel()
-    await asyncio.wait(half)
-    after = sent(a, b"3")
-    await until(lambda: gate.come == [b"1", b"3"])
-    assert pipe.ended is None
-    gate.open.set()
-    await asyncio.gather(*before, *after)
-    await until(lambda: pipe.ended)
-    assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
 
 
 # -- anything at any moment

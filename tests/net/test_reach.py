@@ -33,7 +33,6 @@ from p2p_diloco.net.interface import Reach, Unreachable
 from p2p_diloco.net.reach import (
     ADDRESS_LETTERS_MAX,
     ASK_EVERY_S,
-    ASK_S,
     LOOK_EVERY_S,
     DialBack,
     ReachFinder,
@@ -43,7 +42,7 @@ from p2p_diloco.net.reach import (
     together,
 )
 from p2p_diloco.net.reasons import GREETING, no_answer
-from tests.net.clocks import ByHand, by_hand, timed
+from tests.net.clocks import ByHand, timed
 from tests.net.direct_peers import pair
 from tests.net.patience import awaited, plays
 from tests.net.swarm import STRANGER
@@ -182,23 +181,6 @@ async def test_an_answer_that_cannot_be_read_is_unreachable(frame: Frame | None)
         with pytest.raises(Unreachable, match="other"):
             await ask(asker, "other", asker.addresses)
         assert await ask_all(asker, ["other"]) == {}
-
-
-@awaited
-async def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None:
-    """Opening the stream and the answer together, even if a first byte comes late."""
-    with by_hand() as clock:
-        async with asked(Asker()) as asker:
-            asking = asyncio.create_task(ask(asker, "other", asker.addresses))
-            await clock.until(lambda: asker.far)
-            await clock.passes(0.9 * ASK_S)
-            asker.far[0].write(encode(Message(b"abc"))[:5])
-            await clock.until(lambda: asker.near[0].unread)
-            assert not asking.done()
-            await clock.passes(0.2 * ASK_S)
-            await clock.until(asking.done)
-            with pytest.raises(Unreachable, match="no answer within"):
-                await asking
 
 
 @awaited

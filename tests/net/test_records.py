@@ -147,19 +147,6 @@ def test_storing_the_same_again_and_again_takes_no_memory() -> None:
     assert under.get(b"mine").expiration_time == now + 30 + 4.999
 
 
-def test_records_expire_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after room was made, and after the heap was made anew."""
-    stored, now = CappedStorage(), time.time()
-    for index in range(200):
-        stored.store(DHTID(1), b"value", now + 10 + index, subkey=b"%d" % index)
-    kept = names(stored, 1)
-    assert b"0" in kept
-    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now + 20)
-    assert b"0" not in dict(stored.get(DHTID(1)).value.items())
-    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now + 1000)
-    assert stored.get(DHTID(1)) is None
-
-
 def test_only_records_with_a_name_are_stored_and_no_cache_hides_them() -> None:
     """A value without a name would replace all records under its key; a cached one would be found in their place."""
     stored, cache, later = CappedStorage(), NoCache(), time.time() + 60

@@ -19,7 +19,7 @@ from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay, asking
 from tests.net.direct_peers import frames_on, next_frame
-from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership, revocation
+from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.patience import plays, until
 from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, heard, run
 
@@ -257,34 +257,6 @@ async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
     assert isinstance(await next_frame((await request(world, "c", check=[]))[1]), Message)
 
 
-@plays(run)
-async def test_a_relay_ends_in_bounded_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is under way, and even if a dial back doesn't let itself be cancelled."""
-    monkeypatch.setattr(module, "CLOSE_S", 0.3)
-    over = asyncio.Event()
-
-    async def stubborn(*_: Any) -> dict[str, str | None]:
-        try:
-            await over.wait()
-        except asyncio.CancelledError:
-            await over.wait()
-            raise
-        return {}
-
-    monkeypatch.setattr(module, "dial_back", stubborn)
-    relay = await world.relay()
-    here, there = await joined(world)
-    await registered(world, relay, "c")
-    await request(world, "d", check=[])
-    await until(lambda: relay._checked)
-    began = time.monotonic()
-    await relay.close()
-    assert time.monotonic() - began < AT_ONCE_S
-    await until(lambda: here.ended and there.ended)
-    over.set()
-    await until(lambda: not relay._tasks)
-
-
 # -- who meets there
 
 
@@ -371,17 +343,3 @@ async def test_a_restricted_relay_serves_strangers_with_nothing(world: World) ->
         frames.write(asking(content, shown))
         assert await next_frame(frames) == REFUSED
     assert relay.opened == 0
-
-
-@plays(run)
-async def test_a_revoked_member_is_refused_by_the_peers_it_seeks(world: World) -> None:
-    """A bootstrap knows of no revocations, so the peers themselves refuse."""
-    await world.relay()
-    banned = invitation()
-    await world.peer(0, banned)
-    await world.peer(1, MINE)
-    assert world.hellos[1].revoke(revocation(banned))
-    with pytest.raises(Unreachable):
-        await echoed(world)
-    assert world.heard == []
-    await until(lambda: not world.relays[0]._joined)

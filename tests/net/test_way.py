@@ -171,21 +171,6 @@ async def test_each_payload_gets_its_own_answer_on_several_connections(
 
 
 @plays(run)
-async def test_a_broken_connection_of_several_loses_no_payload(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The payloads on it go over libp2p; the rest arrives on the other connections."""
-    needed(monkeypatch, 3)
-    a, b = start("a"), start("b")
-    await a.send("b", b"x")
-    await a.send("b", b"x")
-    await until(lambda: len(a.direct._way("b").connections) == 3)
-    sends = [asyncio.create_task(a.send("b", bytes([n]) * MIB)) for n in range(12)]
-    await until(lambda: len(b.box.got) > 3)
-    next(iter(b.direct.listener._serving)).abort()
-    await asyncio.gather(*sends)
-    assert {payload[0] for _, _, payload in b.box.got if len(payload) == MIB} == set(range(12))
-
-
-@plays(run)
 async def test_further_connections_that_fail_leave_the_first_in_use(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
