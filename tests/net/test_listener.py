@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 
 import pytest
 
@@ -17,8 +18,10 @@ from p2p_diloco.net.listener import (
     KNOCKS_PER_PEER_MAX,
     PORTS_MAX,
     Knocks,
+    Listener,
     Offer,
 )
+from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, Peer, Start, answers, let_in, offer_of, run
 from tests.net.patience import plays, until
@@ -127,6 +130,25 @@ async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
         await a.direct._ask("b", b"")
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+@plays(run)
+async def test_a_connection_let_in_while_the_listener_ends_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener ends between the moment when its peer was proven and the moment when the connection is served."""
+    a, b = start("a"), start("b")
+    proved = Listener._proved
+
+    async def proved_then_ended(listener: Listener, sock: socket.socket) -> tuple[str, bool, Pipe]:
+        result = await proved(listener, sock)
+        asyncio.get_running_loop().call_soon(listener.end)
+        return result
+
+    monkeypatch.setattr(Listener, "_proved", proved_then_ended)
+    pipe = await let_in(a, "b")
+    assert not await pipe.more(AT_ONCE_S)
+    assert not b.direct.listener.ports
 
 
 # -- offers and knocks
