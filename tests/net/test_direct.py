@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.dial_back import PORTS_MAX
 from p2p_diloco.net.direct import places_of
 from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
@@ -49,6 +50,19 @@ def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool)
         return [proven]
 
     run(test)
+
+
+@plays(run)
+async def test_a_request_to_dial_back_that_is_not_followed_is_answered(start: Start) -> None:
+    """One that can't be read; and one from a host that had so many of its ports dialled lately: others may share it."""
+    a, b = start("a", hosts=()), start("b")
+    with pytest.raises(Refusal, match="an offer has another length"):
+        await a.direct._ask("b", b"nonsense")
+    assert b.direct._budget.spend([("127.0.0.1", port) for port in range(20_000, 20_000 + PORTS_MAX)])
+    mine = start("c").direct.listener.offer("b", sends=True)
+    assert mine is not None
+    with pytest.raises(Refusal, match="too many ports"):
+        await a.direct._ask("b", mine.pack())
 
 
 @plays(run)
