@@ -135,7 +135,7 @@ class Plan:
 
     def optimum_s(self, sent_bytes: int) -> float | None:
         """The least time in seconds that a round can take on these links; None on loopback. `sent_bytes`: bytes that
-        each peer would send on equal links. On unequal links, peers share the reduction as in `core.shares`."""
+        each peer would send on equal links. On unequal links, peers share the reduction as in `core.plan`."""
         if not self.links_mbit:
             return None
         vector_bits = 8 * sent_bytes / (2 * self.share)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -109,11 +107,11 @@ def test_what_share_of_a_round_is_training() -> None:
     where there is no training."""
     training = [Round(2.0, {"training": 1.8}, {}, 0.0, 0.0, alone_s) for alone_s in (1.6, 1.0, 1.5)]
     result = replace(RESULT, rounds=tuple(training))
-    plan, out = replace(PLAN, steps=2, step_s=0.75, beside=()), StringIO()
+    plan = replace(PLAN, steps=2, step_s=0.75, beside=())
     assert (figures(plan, result)["training_share"], FIGURES["training_share"]) == (0.75, None)
-    Console(file=out, width=80).print(drawn(plan, [result]))
-    assert "2 steps of 0.75 s" in out.getvalue()
-    assert ["1.500", "1.800", "2.000", "75.0%"] in [line.split()[2:] for line in out.getvalue().splitlines()]
+    told = text_of([result], plan)
+    assert "2 steps of 0.75 s" in told
+    assert ["1.500", "1.800", "2.000", "75.0%"] in [line.split()[2:] for line in told.splitlines()]
     assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
 
 
@@ -176,20 +174,19 @@ def test_a_round_is_its_slowest_peers() -> None:
 # -- tables
 
 
-def text_of(results: list[Result], width: int = 80) -> str:
+def text_of(results: list[Result], plan: Plan = PLAN) -> str:
     out = StringIO()
-    Console(file=out, width=width).print(drawn(PLAN, results))
+    Console(file=out, width=100).print(drawn(plan, results))
     return out.getvalue()
 
 
 def test_a_round_on_links_stands_beside_what_they_allow() -> None:
     """The least time for these bytes, the median, and the ratio."""
-    plan, out = replace(PLAN, links_mbit=(100.0, 50.0), rtt_s=0.05), StringIO()
-    Console(file=out, width=100).print(drawn(plan, [replace(RESULT, sent_bytes=10**7)]))
-    assert "on links: 1 of 100, 1 of 50 Mbit/s, 50 ms round trip" in out.getvalue()
-    rows = [line.split()[2:] for line in out.getvalue().splitlines() if "p2p_diloco bf16" in line]
-    assert ["1.600", "2.000", "1.25", "0.050"] in rows
-    (told,) = as_object(plan, [replace(RESULT, sent_bytes=10**7)], {})["results"]
+    plan, result = replace(PLAN, links_mbit=(100.0, 50.0), rtt_s=0.05), replace(RESULT, sent_bytes=10**7)
+    text = text_of([result], plan)
+    assert "on links: 1 of 100, 1 of 50 Mbit/s, 50 ms round trip" in text
+    assert ["1.600", "2.000", "1.25", "0.050"] in [line.split()[2:] for line in text.splitlines()]
+    (told,) = as_object(plan, [result], {})["results"]
     assert (told["link_s"], told["ratio"]) == (1.6, 1.25)
     (told,) = as_object(PLAN, [RESULT], {})["results"]
     assert (told["link_s"], told["ratio"]) == (None, None)
@@ -267,27 +264,31 @@ def left(mark: str) -> list[str]:
     return found
 
 
-def started(mark: str, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "examples.benchmarks", "--parameters", "100k", "--rounds", "3", *flags],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+def measured(mark: str, *flags: str) -> tuple[dict[str, Any], str, int]:
+    """What a measurement tells and logs, and its process id; no process of it is left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "examples.benchmarks", "--parameters", "100k", "--rounds", "3", "--json", *flags],
+        cwd=Path(__file__).parents[2], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
-    )
+    )  # fmt: skip
+    told, log = process.communicate(timeout=240)
+    if process.returncode == 2 and "can't be made here" in log:
+        pytest.skip(log.strip().splitlines()[-1])
+    assert process.returncode == 0, log
+    assert left(mark) == []
+    return json.loads(told), log, process.pid
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.timeout(300)
+def real(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)):
+        test = mark(test)
+    return test
+
+
+@real
 def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     """A run and gloo beside it, in turns: every figure is there and makes sense, and no process is left."""
-    process = started(str(tmp_path), "--peers", "2", "--beside", "gloo", "--json")
-    told, log = process.communicate(timeout=240)
-    assert process.returncode == 0, log
-    result = json.loads(told)
+    result, log, _ = measured(str(tmp_path), "--peers", "2", "--beside", "gloo")
     assert (result["schema_version"], result["peers"], result["parameters"], result["rounds"]) == (2, 2, 100_000, 3)
     assert result["machine"]["congestion"] is None
     ours, fp32, bf16 = result["results"]
@@ -305,23 +306,14 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     assert set(fp32["parts_s"]) == {"pseudo-gradient", "exchange", "outer step", "merge"}
     assert 0 < ours["waiting_s"] <= ours["median_s"]
     assert log.count("round ") >= 3
-    assert left(str(tmp_path)) == []
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.chaos
-@pytest.mark.timeout(300)
+@real
 def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
     """No round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
-    and no machine is left.
-    """
-    process = started(str(tmp_path), "--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo", "--json")
-    told, log = process.communicate(timeout=240)
-    if process.returncode == 2 and "can't be made here" in log:
-        pytest.skip(log.strip().splitlines()[-1])
-    assert process.returncode == 0, log
-    result = json.loads(told)
+    and no machine is left."""
+    flags = ("--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo")
+    result, log, pid = measured(str(tmp_path), *flags)
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     usual = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     assert result["machine"]["congestion"] == ("cubic" if "cubic" in allowed else usual)
@@ -329,26 +321,7 @@ def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
     for one in result["results"]:
         at_once = 4 * 128 * 1024
         assert one["best_s"] >= (one["sent_bytes_per_peer"] - at_once) * 8 / 50e6, one
-    assert left(str(tmp_path)) == []
-    assert f"p2pd{process.pid}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
-
-
-@pytest.mark.real
-@pytest.mark.chaos
-@pytest.mark.timeout(300)
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    """^C while processes take turns: exit code 130, soon, and every process is gone."""
-    process = started(str(tmp_path), "--rounds", "1000", "--beside", "raw")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "warm-up" in line:
-            break
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=30)
-    assert process.returncode == 130, log
-    assert "interrupted" in log
-    assert left(str(tmp_path)) == []
+    assert f"p2pd{pid}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(

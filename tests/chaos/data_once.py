@@ -15,14 +15,13 @@ import json
 import random
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
 from once import Once
-from swarm import Member, Swarm, kill, until
+from swarm import Member, Swarm, kept_in, until
 
 JOINS_S = (15.0, 30.0, 45.0)
 """When further peers join, in seconds after the first step."""
@@ -82,29 +81,20 @@ def main() -> int:
     asked = parser.parse_args()
     config = {"mode": asked.mode, "sync_every": 20, "start_peers": asked.peers}
     config |= {"heartbeat_interval": 0.5, "heartbeat_timeout": asked.heartbeat_timeout}
-    with contextlib.ExitStack() as stack:
-        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        swarm = Swarm(folder)
-        try:
-            run = Once(swarm, folder, asked.samples, asked.epochs, asked.lives, config=config, step_s=0.05)
-            for _ in range(asked.peers):
-                run.join()
-            until(lambda: all(m.lines("step") for m in run.living), 180.0, "the first steps")
-            began = time.monotonic()
-            done = disturb(run, asked, random.Random(asked.seed))
-            run.ended(300.0)
-            wrong, took_s = run.verdict(), time.monotonic() - began
-            drops = sum("the progress of this peer is dropped" in member.log() for member in run.members)
-            figures = {**done, "lives": len(run.members), "lost_steps": run.lost(), "dropped": drops}
-            print(json.dumps({"mode": asked.mode, "seed": asked.seed, **figures, "took_s": round(took_s)}), flush=True)
-            print("\n".join(wrong) or "each sample was used as often as there were epochs", flush=True)
-            return 1 if wrong else 0
-        finally:
-            for member in run.members:
-                for process in member.family():
-                    kill(process)
-            swarm.end()
+    with kept_in(asked.folder) as folder, Swarm(folder) as swarm:
+        run = Once(swarm, folder, asked.samples, asked.epochs, asked.lives, config=config, step_s=0.05)
+        for _ in range(asked.peers):
+            run.join()
+        until(lambda: all(m.lines("step") for m in run.living), 180.0, "the first steps")
+        began = time.monotonic()
+        done = disturb(run, asked, random.Random(asked.seed))
+        run.ended(300.0)
+        wrong, took_s = run.verdict(), time.monotonic() - began
+        drops = sum("the progress of this peer is dropped" in member.log() for member in run.members)
+        figures = {**done, "lives": len(run.members), "lost_steps": run.lost(), "dropped": drops}
+        print(json.dumps({"mode": asked.mode, "seed": asked.seed, **figures, "took_s": round(took_s)}), flush=True)
+        print("\n".join(wrong) or "each sample was used as often as there were epochs", flush=True)
+        return 1 if wrong else 0
 
 
 if __name__ == "__main__":

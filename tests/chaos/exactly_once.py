@@ -13,11 +13,9 @@ busy or stood still, and forks. Give `--folder` to keep the logs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -25,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "real" / "programs"))
 
 from counting import amounts
-from swarm import Member, Swarm, until
+from swarm import Member, Swarm, kept_in, until
 
 SETTLE_S = 3.0
 
@@ -118,31 +116,25 @@ def main() -> int:
     kills = int(asked.minutes * 60 / asked.every)
     config = {"heartbeat_interval": 0.5, "heartbeat_timeout": asked.heartbeat_timeout}
     options = {"slices": asked.slices, "numel": asked.numel, "pause_s": 0.05, "settle_s": SETTLE_S, "config": config}
-    with contextlib.ExitStack() as stack:
-        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        swarm = Swarm(folder)
-        try:
-            swarm.bootstrap()
-            load = Load(swarm, asked.peers, asked.peers + kills, options)
-            until(lambda: len(load.answered()) >= min(3, asked.peers), 180.0, "three that are answered")
-            began, times = time.monotonic(), [time.monotonic()]
-            for number in range(kills):
-                time.sleep(max(0.0, times[-1] + asked.every - time.monotonic()))
-                who = load.kill(60.0)
-                times.append(time.monotonic())
-                took, left = times[-1] - times[-2], len(load.answered())
-                print(f"kill {number + 1} after {took:.1f} s: {who}; {left} left that train", flush=True)
-            took_s = time.monotonic() - began
-            load.kill_the_unanswered()
-            time.sleep(2.0)
-            for member in load.living:
-                member.tell("end")
-            for member in load.living:
-                member.wait_for("theta", 60.0)
-            wrong, odd = verdict(load), beside(load)
-        finally:
-            swarm.end()
+    with kept_in(asked.folder) as folder, Swarm(folder) as swarm:
+        swarm.bootstrap()
+        load = Load(swarm, asked.peers, asked.peers + kills, options)
+        until(lambda: len(load.answered()) >= min(3, asked.peers), 180.0, "three that are answered")
+        began, times = time.monotonic(), [time.monotonic()]
+        for number in range(kills):
+            time.sleep(max(0.0, times[-1] + asked.every - time.monotonic()))
+            who = load.kill(60.0)
+            times.append(time.monotonic())
+            took, left = times[-1] - times[-2], len(load.answered())
+            print(f"kill {number + 1} after {took:.1f} s: {who}; {left} left that train", flush=True)
+        took_s = time.monotonic() - began
+        load.kill_the_unanswered()
+        time.sleep(2.0)
+        for member in load.living:
+            member.tell("end")
+        for member in load.living:
+            member.wait_for("theta", 60.0)
+        wrong, odd = verdict(load), beside(load)
     answered = sum(len(member.lines("answered")) for member in load.members)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     usual, most = statistics.median(gaps), max(gaps)

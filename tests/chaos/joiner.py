@@ -12,11 +12,11 @@ commit counts of the steps that all have made; the exit code is 1 if one counts 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from swarm import Member, Swarm
+from swarm import Member, Swarm, kept_in
 
 from examples.benchmarks.network import Network
 
@@ -110,14 +110,8 @@ def main() -> int:
     parser.add_argument("--from-start", action="store_true", help="the third peer takes part from the first round on")
     asked = parser.parse_args()
     play = from_the_start if asked.from_start else measure
-    network = Network()
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
-        try:
-            told: dict[str, Any] = play(swarm, network, asked.parameters, asked.mbit, asked.newcomer_mbit or asked.mbit)
-        finally:
-            swarm.end()
-            network.close()
+    with contextlib.closing(Network()) as network, kept_in(None) as folder, Swarm(folder) as swarm:
+        told: dict[str, Any] = play(swarm, network, asked.parameters, asked.mbit, asked.newcomer_mbit or asked.mbit)
     print(json.dumps(told, indent=2))
     return int(min(told["counted_of_made"]) < 1 if asked.from_start else told["grown_by"] >= GROWTH_MAX)
 

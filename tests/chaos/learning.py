@@ -12,12 +12,11 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from swarm import Member, Swarm, until
+from swarm import Member, Swarm, kept_in, until
 
 from p2p_diloco.cli.demo import WHOLE_STEPS
 
@@ -42,19 +41,15 @@ def measure(seed: int, epochs: int) -> dict[str, object]:
     """Both losses of one seed."""
     run = {"sync_every": SYNC_EVERY, "stop_after_epochs": epochs}
     trainer = {**TRAINER, "seed": seed}
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
-        try:
-            swarm.bootstrap()
-            first = joined(swarm, "first", {**run, "start_peers": 3, **trainer, "warm_start": WARM_START})
-            ready = lambda: "founded the run" in first.log() or first.process.poll() is not None  # noqa: E731
-            until(ready, 300.0, "the first peer to found the run")
-            others = [joined(swarm, name, trainer) for name in ("second", "third")]
-            together = [ended(member) for member in (first, *others)]
-            apart = {**run, **WHOLE_STEPS, **trainer, "run_id": "alone", "warm_start": WARM_START}
-            alone = ended(joined(swarm, "alone", apart))
-        finally:
-            swarm.end()
+    with kept_in(None) as folder, Swarm(folder) as swarm:
+        swarm.bootstrap()
+        first = joined(swarm, "first", {**run, "start_peers": 3, **trainer, "warm_start": WARM_START})
+        ready = lambda: "founded the run" in first.log() or first.process.poll() is not None  # noqa: E731
+        until(ready, 300.0, "the first peer to found the run")
+        others = [joined(swarm, name, trainer) for name in ("second", "third")]
+        together = [ended(member) for member in (first, *others)]
+        apart = {**run, **WHOLE_STEPS, **trainer, "run_id": "alone", "warm_start": WARM_START}
+        alone = ended(joined(swarm, "alone", apart))
     assert len({end["digest"] for end in together}) == 1
     assert {end["steps"] for end in (*together, alone)} == {epochs * SYNC_EVERY}
     losses = {"together": together[0]["val_loss"], "alone": alone["val_loss"]}

@@ -19,13 +19,11 @@ A report as JSON on stdout; the exit code is 1 if digests differed, something gr
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from swarm import Member, Swarm, agree, stall_s
+from swarm import Member, Swarm, agree, kept_in, stall_s
 
 RANDOM_EVERY_S = 10.0
 LOOK_S = 5.0
@@ -269,14 +267,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()
     load = Load(**{one.name: getattr(asked, one.name) for one in fields(Load)})
-    with contextlib.ExitStack() as stack:
-        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        swarm = Swarm(folder)
-        try:
-            report = Soak(swarm, load, asked.minutes * 60, asked.every, random.Random(asked.seed)).run()
-        finally:
-            swarm.end()
+    with kept_in(asked.folder) as folder, Swarm(folder) as swarm:
+        report = Soak(swarm, load, asked.minutes * 60, asked.every, random.Random(asked.seed)).run()
     print(json.dumps(report, indent=2))
     first, last = report["first"], report["last"]
     assert isinstance(first, dict)

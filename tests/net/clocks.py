@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 GIVE_UP_S = 60.0
@@ -51,6 +51,18 @@ class ByHand:
             assert time.monotonic() < give_up_at, f"not within {self.now - began:g} s of its clock"
             await self.passes(step_s)
         return self.now - began
+
+
+def timed(test: Callable[[ByHand], Awaitable[None]]) -> None:
+    """Run a test on a clock that it turns; afterwards no task may be left."""
+
+    async def alone() -> None:
+        with by_hand() as clock:
+            await test(clock)
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(alone())
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ from typing import Any
 
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
+from p2p_diloco.net.framing import Frame, FrameStream
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.listener import Offer, knock_at
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Tls
-from tests.net.inboxes import Quiet
+from tests.net.inboxes import Box
 from tests.net.members import OPEN, id_of, key_of, membership
 from tests.net.patience import leaving_nothing
 
@@ -28,25 +29,6 @@ while."""
 AT_ONCE_S = LIMITS.read_timeout_s / 3
 """What has waited for no deadline takes less."""
 HERE = "/ip4/127.0.0.1/tcp/1"
-
-
-class Box(Quiet):
-    def __init__(self) -> None:
-        self.got: list[tuple[str, bytes, bytes]] = []
-        self.closed_peers: list[str] = []
-        self.admitted_bytes = 64 << 20
-        self.on_deliver: Callable[[], Awaitable[None]] | None = None
-
-    def admit(self, sender: str, header: bytes) -> int:
-        return self.admitted_bytes
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        if self.on_deliver is not None:
-            await self.on_deliver()
-        self.got.append((sender, header, bytes(payload or b"")))
-
-    def closed(self, peer: str) -> None:
-        self.closed_peers.append(peer)
 
 
 class Named(Tls):
@@ -179,3 +161,47 @@ async def ask_to_dial_back(asker: Peer, peer: str) -> None:
     mine = asker.direct.listener.offer(peer, sends=True)
     assert mine is not None
     await asker.direct._ask(peer, mine.pack())
+
+
+# -- payloads
+
+LONG = 4 << 20
+"""Longer than what the system takes of a payload before anybody reads it."""
+
+
+class Gate:
+    """Holds what an inbox takes, until it is opened; refuses what is named."""
+
+    def __init__(self, peer: Peer, refused: bytes = b"") -> None:
+        self.open, self.come = asyncio.Event(), list[bytes]()
+        self._box, self._refused, self._deliver = peer.box, refused, peer.box.deliver
+        peer.box.deliver = self.deliver  # type: ignore[method-assign]
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        self.come.append(header)
+        await self.open.wait()
+        if header == self._refused:
+            raise Refusal(f"no {header.decode()}")
+        await self._deliver(sender, header, payload)
+
+
+def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[None]]:
+    """Payloads to b, of their header's bytes, all at once."""
+    return [asyncio.create_task(peer.send("b", header * nbytes, header)) for header in headers]
+
+
+def frames_on(pipe: Pipe) -> FrameStream:
+    """The frames of a test's own end of a stream."""
+    return FrameStream(pipe, "", Limits(), Traffic())
+
+
+async def next_frame(frames: Pipe | FrameStream) -> Frame | None:
+    """The next frame on a test's own end of a stream; None: its end."""
+    frames = frames_on(frames) if isinstance(frames, Pipe) else frames
+    return await frames.read(idle_s=30.0, frame_s=30.0)
+
+
+async def answers(pipe: Pipe, count: int) -> list[Frame | None]:
+    """The next frames on a connection of a test's own."""
+    frames = frames_on(pipe)
+    return [await next_frame(frames) for _ in range(count)]

@@ -18,9 +18,11 @@ OPEN = Invitation.anybody("real")
 """The invitation to an open run."""
 
 
-def invitation(role: str = "worker", name: str = "alice", key: RunKey = KEY, life_s: float = DAY_S) -> Invitation:
+def invitation(
+    role: str = "worker", name: str = "alice", key: RunKey = KEY, life_s: float = DAY_S, peer: str | None = None
+) -> Invitation:
     """A new invitation."""
-    grant, seed = key.grant(role, name, time.time() + life_s)
+    grant, seed = key.grant(role, name, time.time() + life_s, peer)
     return Invitation("real", (ADDRESS,), grant, seed, key.secret)
 
 

@@ -7,15 +7,17 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Limits
-from tests.net.inboxes import Quiet
+from tests.net.inboxes import Box
+from tests.net.patience import plays
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 PATIENT = Limits(connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 30)
@@ -40,24 +42,35 @@ asyncio.run(main())
 """
 
 
-class Box(Quiet):
-    def __init__(self) -> None:
-        self.headers: asyncio.Queue[bytes] = asyncio.Queue()
-        self.closed_peers: asyncio.Queue[str] = asyncio.Queue()
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        self.headers.put_nowait(header)
-
-    def closed(self, peer: str) -> None:
-        self.closed_peers.put_nowait(peer)
-
-
 async def join(box: Box | None = None, **options: Any) -> Any:
     from p2p_diloco.net.hivemind import HivemindTransport
 
     own = {key: options.pop(key) for key in ("limits", "invitation", "on_daemon_death") if key in options}
     local = PeerConfig(**({"run_id": "real", "host_maddrs": LISTEN} | options))
     return await HivemindTransport.create(box or Box(), local, **({"limits": PATIENT} | own))
+
+
+Join = Callable[..., Awaitable[Any]]
+
+
+def real(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A decorator for a test with daemons. Its first argument is `join`, whose transports are closed afterwards, the
+    latest first."""
+    return pytest.mark.real(pytest.mark.usefixtures("no_daemon_is_left")(plays(_run)(test)))
+
+
+def _run(test: Callable[[Join], Awaitable[None]]) -> None:
+    async def closing() -> None:
+        async with contextlib.AsyncExitStack() as opened:
+
+            async def joined(box: Box | None = None, **options: Any) -> Any:
+                transport = await join(box, **options)
+                opened.push_async_callback(transport.close)
+                return transport
+
+            await test(joined)
+
+    asyncio.run(closing())
 
 
 @contextlib.contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 import pytest
 
 from p2p_diloco.net.attempts import first, within
-from p2p_diloco.net.dht import DhtPeer
-from tests.net.clocks import ByHand, by_hand
+from tests.net.clocks import ByHand, timed
 from tests.net.patience import plays
 
 STAGGER_S = 1.0
@@ -52,19 +51,7 @@ class Attempts:
         )
 
 
-def run(test: Callable[[ByHand], Awaitable[None]]) -> None:
-    """Run a test on a clock that it turns; afterwards no task may be left."""
-
-    async def bounded() -> None:
-        with by_hand() as clock:
-            await test(clock)
-        await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(bounded())
-
-
-@plays(run)
+@plays(timed)
 async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
     """The result of the other one is discarded; a failure at the same moment doesn't matter."""
     for _ in range(20):  # the order of a set may vary
@@ -83,7 +70,7 @@ async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> 
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-@plays(run)
+@plays(timed)
 async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:
     """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
     attempts = Attempts(2)
@@ -101,7 +88,7 @@ async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-@plays(run)
+@plays(timed)
 async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
     """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
     attempts = Attempts(1)
@@ -115,59 +102,3 @@ async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how
         await waiting
     await clock.passes(0.0)
     assert attempts.discarded == ["in spite of it"]
-
-
-@pytest.mark.parametrize("outcome", ["a result", "an error"])
-@plays(run)
-async def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(clock: ByHand, outcome: str) -> None:
-    """The attempt has ended, and its caller is cancelled before it goes on: the caller ends, whatever the outcome."""
-    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def asked() -> str:
-        return await answer
-
-    waiting = [asyncio.create_task(within(1.0, each)) for each in (asked(), answer)]
-    await clock.passes(0.5)
-    if outcome == "a result":
-        answer.set_result("it")
-    else:
-        answer.set_exception(ValueError("it"))
-    await asyncio.sleep(0)  # the attempt itself goes on
-    for task in waiting:
-        task.cancel()
-    ended = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
-
-
-@plays(run)
-async def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_moment(clock: ByHand) -> None:
-    """Also as the DHT's answer comes: a peer that is to end would go on otherwise."""
-    loop = asyncio.get_running_loop()
-    for what in ("fetch", "store"):
-        answer: asyncio.Future[object] = loop.create_future()
-        dht = DhtPeer.__new__(DhtPeer)
-        dht._node = AnswersLater(answer)
-        dht._anchors = AnswersLater(answer)
-        dht._records = AnswersLater(answer)
-        calling = dht.fetch("key") if what == "fetch" else dht.store("key", "name", b"value", 9.0, owned=False)
-        task = asyncio.create_task(calling)
-        await clock.passes(0.5)
-        answer.set_result(None)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
-class AnswersLater:
-    """A node of Hivemind's DHT whose calls return what a future gets."""
-
-    local_public_key = b""
-
-    def __init__(self, answer: asyncio.Future[object]) -> None:
-        self._answer = answer
-
-    async def get(self, *_: object, **__: object) -> object:
-        return await self._answer
-
-    store = fetch = get

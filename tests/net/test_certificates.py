@@ -85,14 +85,11 @@ def other_case() -> list[Grant]:
     """The grant's subject with each letter in the other case."""
     made = []
     for place, part in enumerate(GRANT.subject):
-        for at, letter in enumerate(str(part.value)):
-            if letter.isalpha():
-                text = str(part.value)
-                parts = list(GRANT.subject)
-                parts[place] = x509.NameAttribute(
-                    part.oid, text[:at] + letter.swapcase() + text[at + 1 :], _type=part._type
-                )
-                made.append(spelt(x509.Name(parts)))
+        text, parts = str(part.value), list(GRANT.subject)
+        for at in (at for at, letter in enumerate(text) if letter.isalpha()):
+            swapped = text[:at] + text[at].swapcase() + text[at + 1 :]
+            parts[place] = x509.NameAttribute(part.oid, swapped, _type=part._type)
+            made.append(spelt(x509.Name(parts)))
     return made
 
 
@@ -126,12 +123,14 @@ def below_a_leaf() -> bytes:
     return chain_of(granted, seed, key_in(EVE))
 
 
-def a_grant_below_a_grant() -> bytes:
-    granted = Grant(KEY.public, b"12345678", "worker", "eve", int(NOW + DAY))
-    below = certificates._certificate(
-        (GRANT.subject, GRANT.id), granted.subject, public_of(b"s" * 32), granted.expires, SIGNER, ca=(granted.id, 0)
-    )
-    return chained(below, granted.leaf(key_in(EVE), private_key(b"s" * 32)))
+def a_grant_below(above: Grant, seed: bytes) -> bytes:
+    """Grant and leaf that the holder of a grant has signed."""
+    below, key = replace(above, id=b"12345678", der=b""), private_key(b"s" * 32)
+    made = certificates._certificate(
+        (above.subject, above.id), below.subject, public_of(b"s" * 32), below.expires, private_key(seed),
+        ca=(below.id, 0),
+    )  # fmt: skip
+    return chained(made, below.leaf(key_in(EVE), key))
 
 
 def by_another_run_key() -> bytes:
@@ -139,17 +138,13 @@ def by_another_run_key() -> bytes:
     return chained(granted, GRANT.leaf(key_in(EVE), SIGNER))
 
 
-def later() -> bytes:
-    """A leaf that says another expiry than its grant, by the grant's holder."""
-    return chained(GRANT.der, replace(GRANT, expires=int(NOW + 9 * DAY)).leaf(key_in(EVE), SIGNER))
-
-
-def longer() -> bytes:
+def ending_later() -> bytes:
     """The names of the grant, and a later end."""
-    leaf = certificates._certificate(
-        (GRANT.subject, GRANT.id), certificates._PEER, key_in(EVE), int(NOW + 9 * DAY), SIGNER
-    )
-    return chained(GRANT.der, leaf)
+    issuer, end = (GRANT.subject, GRANT.id), int(NOW + 9 * DAY)
+    return chained(GRANT.der, certificates._certificate(issuer, certificates._PEER, key_in(EVE), end, SIGNER))
+
+
+LATER = replace(GRANT, expires=int(NOW + 9 * DAY))
 
 
 @pytest.mark.parametrize(
@@ -163,10 +158,10 @@ def longer() -> bytes:
         pytest.param(lambda: chained(GRANT.der, GRANT.leaf(key_in(EVE), RUN_SIGNER)), id="signed with the run key"),
         pytest.param(by_another_run_key, id="granted by another key"),
         pytest.param(below_a_leaf, id="granted by a member"),
-        pytest.param(a_grant_below_a_grant, id="granted by a grant"),
+        pytest.param(lambda: a_grant_below(GRANT, SEED), id="granted by a grant"),
         pytest.param(lambda: chained(GRANT.der, GRANT.certificate(key_in(EVE), SIGNER)), id="a grant as a leaf"),
-        pytest.param(later, id="a later expiry in the issuer"),
-        pytest.param(longer, id="a later end"),
+        pytest.param(lambda: chained(GRANT.der, LATER.leaf(key_in(EVE), SIGNER)), id="a later expiry in the issuer"),
+        pytest.param(ending_later, id="a later end"),
         pytest.param(lambda: chain_of(GRANT, SEED, key_in(EVE)) + b"\0", id="longer"),
         pytest.param(lambda: chain_of(GRANT, SEED, key_in(EVE))[:-1], id="shorter"),
         pytest.param(lambda: split(CHAIN)[1] + GRANT.der, id="turned round"),
@@ -246,16 +241,6 @@ SIDES = pytest.mark.parametrize("shows", [ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_
 LIVE, LIVE_SEED = KEY.grant("worker", "eve", 4e9)
 
 
-def below_a_grant() -> bytes:
-    """Grant, grant, leaf: the holder of the first has signed the second."""
-    below = replace(LIVE, id=b"12345678", der=b"")
-    made = certificates._certificate(
-        (LIVE.subject, LIVE.id), below.subject, public_of(b"s" * 32), below.expires, private_key(LIVE_SEED),
-        ca=(below.id, 0),
-    )  # fmt: skip
-    return LIVE.der + chained(made, below.leaf(key_in(EVE), private_key(b"s" * 32)))
-
-
 def below_a_leaf_in_tls() -> bytes:
     """Grant, leaf, leaf: bob has signed eve's with his identity key."""
     bobs = LIVE.leaf(key_in(BOB), private_key(LIVE_SEED))
@@ -270,7 +255,7 @@ def below_a_leaf_in_tls() -> bytes:
     [
         pytest.param(lambda: chain_of(*OTHER.grant("worker", "eve", 4e9), key_in(EVE)), "issuer", id="of another run"),
         pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", 1e9), key_in(EVE)), "expired", id="expired"),
-        pytest.param(below_a_grant, "path length", id="granted by a grant"),
+        pytest.param(lambda: LIVE.der + a_grant_below(LIVE, LIVE_SEED), "path length", id="granted by a grant"),
         pytest.param(below_a_leaf_in_tls, "invalid CA", id="signed by a leaf"),
         pytest.param(lambda: chain_of(LIVE, b"x" * 32, key_in(EVE)), "signature", id="not signed with the grant's key"),
     ],

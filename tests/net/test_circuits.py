@@ -15,10 +15,11 @@ import pytest
 from p2p_diloco.net import circuits as module
 from p2p_diloco.net.circuits import RELAYS_MAX, Circuits
 from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
-from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from tests.net.clocks import by_hand
+from tests.net.direct_peers import frames_on, next_frame
 from tests.net.members import tls_of
 from tests.net.patience import awaited, plays, until
 from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, closed, heard, run
@@ -98,14 +99,14 @@ class Evil:
         self.in_place_of_b: Callable[[Pipe], Awaitable[None]] | None = None
 
     async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
-        a = self.frames(pipe)
-        assert isinstance(await self.read(a), Message)
+        a = frames_on(pipe)
+        assert isinstance(await next_frame(a), Message)
         there, _ = await self.daemon.open_stream(B, RELAYED, timeout_s=5.0)
         try:
-            b = self.frames(there)
+            b = frames_on(there)
             b.write(Message(msgpack.packb({"from": self.sender})))
             self.say(b, self.to_b)
-            if await self.read(b) is None:
+            if await next_frame(b) is None:
                 return
             self.say(a, self.to_a)
             if self.in_place_of_b is not None:
@@ -124,14 +125,6 @@ class Evil:
         while source.unread or await source.more(100.0):
             target.write(self.change(bytes(source.unread)))
             del source.unread[:]
-
-    @staticmethod
-    def frames(pipe: Pipe) -> FrameStream:
-        return FrameStream(pipe, "", Limits(), Traffic())
-
-    @staticmethod
-    async def read(frames: FrameStream) -> Any:
-        return await frames.read(idle_s=30.0, frame_s=30.0)
 
     @staticmethod
     def say(frames: FrameStream, what: Any) -> None:
@@ -214,16 +207,6 @@ async def test_a_relay_that_hangs_costs_one_deadline(world: World, monkeypatch: 
     vars(evil).update(HANGS[hang])
     error = await refused_by_both(world, evil)
     assert "too long" in str(error)
-
-
-@plays(run)
-async def test_an_unknown_protocol_is_not_served(world: World) -> None:
-    """The stream ends, although the peer was authenticated."""
-    a, b, _ = await two(world)
-    pipe, _ = await a.open(B, "/another", ["relay"])
-    assert not await pipe.more(AT_ONCE_S)
-    await until(lambda: not b._answering)
-    assert world.heard == []
 
 
 @plays(run)

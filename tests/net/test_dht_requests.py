@@ -24,7 +24,7 @@ from p2p_diloco.net.dht_requests import (
 )
 from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from tests.net.patience import awaited, until
-from tests.net.swarm import join
+from tests.net.swarm import Join, real
 
 
 class Asked:
@@ -124,44 +124,34 @@ def test_the_senders_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatc
     assert len(ids._of) <= 10
 
 
-@pytest.mark.real
-@awaited
-async def test_members_of_the_dht_have_these_limits() -> None:
+@real
+async def test_members_of_the_dht_have_these_limits(join: Join) -> None:
     """Over libp2p: a record is found as ever, and a request for too much is answered with an error."""
     a = await join()
     b = await join(initial_peers=a.addresses())
-    try:
-        assert await a.store("key", "x", b"1", 60.0)
-        assert set(await b.fetch("key")) == {"x"}
-        stub = b._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
-        for count, nbytes in ((STORED_KEYS_MAX + 1, 1), (1, STORED_BYTES_MAX)):
-            said = {"keys": [bytes(20)] * count, "values": [bytes(nbytes)] * count, "in_cache": [False] * count}
-            request = dht_pb2.StoreRequest(expiration_time=[9e9] * count, **said)
-            with pytest.raises(Exception, match="at most 256 keys and 1048576 bytes"):
-                await stub.rpc_store(request, timeout=5.0)
-        with pytest.raises(Exception, match="names 5 keys"):
-            await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes([n]) * 20 for n in range(5)]), timeout=5.0)
-    finally:
-        await b.close()
-        await a.close()
+    assert await a.store("key", "x", b"1", 60.0)
+    assert set(await b.fetch("key")) == {"x"}
+    stub = b._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
+    for count, nbytes in ((STORED_KEYS_MAX + 1, 1), (1, STORED_BYTES_MAX)):
+        said = {"keys": [bytes(20)] * count, "values": [bytes(nbytes)] * count, "in_cache": [False] * count}
+        request = dht_pb2.StoreRequest(expiration_time=[9e9] * count, **said)
+        with pytest.raises(Exception, match="at most 256 keys and 1048576 bytes"):
+            await stub.rpc_store(request, timeout=5.0)
+    with pytest.raises(Exception, match="names 5 keys"):
+        await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes([n]) * 20 for n in range(5)]), timeout=5.0)
 
 
-@pytest.mark.real
-@awaited
-async def test_one_stranger_has_one_place_in_the_routing_table() -> None:
+@real
+async def test_one_stranger_has_one_place_in_the_routing_table(join: Join) -> None:
     """Over libp2p: it pings with invented ids beside a key, and is in the table under the last that it may have."""
     a = await join()
     eve = await join(initial_peers=a.addresses())
-    try:
-        stub = eve._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
-        for number in range(20):
-            invented = dht_pb2.NodeInfo(node_id=DHTID(number).to_bytes())
-            await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=5.0)
-        table = a._dht._node.protocol.routing_table
-        await until(lambda: eve.peer_id in [str(peer) for peer in table.uid_to_peer_id.values()])
-        assert [str(peer) for peer in table.uid_to_peer_id.values()] == [eve.peer_id]
-        with pytest.raises(Exception, match="too many ids"):
-            await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes(20)], peer=invented), timeout=5.0)
-    finally:
-        await eve.close()
-        await a.close()
+    stub = eve._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
+    for number in range(20):
+        invented = dht_pb2.NodeInfo(node_id=DHTID(number).to_bytes())
+        await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=5.0)
+    table = a._dht._node.protocol.routing_table
+    await until(lambda: eve.peer_id in [str(peer) for peer in table.uid_to_peer_id.values()])
+    assert [str(peer) for peer in table.uid_to_peer_id.values()] == [eve.peer_id]
+    with pytest.raises(Exception, match="too many ids"):
+        await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes(20)], peer=invented), timeout=5.0)

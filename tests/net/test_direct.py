@@ -1,17 +1,23 @@
-"""Direct connections: which payloads go over them, how many there are, and what happens where none can be made."""
+"""Direct connections: which payloads go over them, how many there are, who dials where; what breaks, and what then."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import random
 import socket
+import time
 from dataclasses import replace
 
 import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.dial_back import PORTS_MAX
+from p2p_diloco.net.direct import places_of
 from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.listener import CONNECTIONS_PER_PEER_MAX, KNOCK_BYTES, Listener
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, Start, ask_to_dial_back, changed_offers, let_in, offer_of, pair, run
@@ -47,11 +53,12 @@ def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool)
 
 
 @plays(run)
-async def test_no_peer_has_the_ports_of_its_address_scanned(start: Start) -> None:
-    """Others may share the address. After so many ports requests are refused, until time has passed."""
+async def test_a_request_to_dial_back_that_is_not_followed_is_answered(start: Start) -> None:
+    """One that can't be read; and one from a host that had so many of its ports dialled lately: others may share it."""
     a, b = start("a", hosts=()), start("b")
-    ports = range(20_000, 20_000 + PORTS_MAX)
-    assert b.direct._budget.spend([("127.0.0.1", port) for port in ports])
+    with pytest.raises(Refusal, match="an offer has another length"):
+        await a.direct._ask("b", b"nonsense")
+    assert b.direct._budget.spend([("127.0.0.1", port) for port in range(20_000, 20_000 + PORTS_MAX)])
     mine = start("c").direct.listener.offer("b", sends=True)
     assert mine is not None
     with pytest.raises(Refusal, match="too many ports"):
@@ -223,3 +230,175 @@ async def test_without_a_direct_connection_or_libp2p_a_peer_is_unreachable(start
     with pytest.raises(Unreachable) as caught:
         await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
     assert caught.value.refused
+
+
+# -- connections that break, stand still or are closed while payloads are under way
+
+
+@plays(run)
+async def test_a_payload_on_a_broken_connection_goes_over_libp2p(start: Start) -> None:
+    """The receiver's end is cut within a payload: it arrives over libp2p, the inbox is told of the break, and no direct
+    connection is tried for a while."""
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
+    await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
+    for pipe in list(b.direct.listener._serving):
+        pipe.transport.abort()
+    await sending
+    assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
+    assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
+    assert 48 << 20 < a.traffic.bytes_sent < 49 << 20  # what broke was not a message
+    await a.send("b", b"over libp2p")
+    assert (a.libp2p_streams, a.talks) == (1, 1)
+    assert a.traffic.ways() == {"b": "libp2p"}
+
+
+@plays(run)
+async def test_flipped_bits_are_never_delivered(start: Start) -> None:
+    """They break the connection; the payload arrives whole over libp2p."""
+    a, b = start("a"), start("b")
+    passed = 0
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal passed
+        with contextlib.suppress(OSError):
+            while piece := bytearray(await reader.read(1 << 16)):
+                passed += len(piece)
+                if passed > 1 << 20:
+                    piece[random.randrange(len(piece))] ^= 1
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", b.port)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    a.told = lambda offer: replace(offer, ports=((4, port),))
+    payload = os.urandom(8 << 20)
+    with changed_offers(a):
+        await a.send("b", payload)
+    assert passed > 1 << 20
+    assert b.box.got == [("a", b"h", payload)]
+    assert a.libp2p_streams == 1
+    server.close()
+    await until(lambda: len(asyncio.all_tasks()) < 50)
+    await asyncio.sleep(0.1)
+
+
+@plays(run)
+async def test_closing_ends_everything_in_bounded_time(start: Start) -> None:
+    """Payloads under way and a connection that shows no ticket end with the peer; `run` checks that nothing is left."""
+    a, b = start("a"), start("b")
+    gate = asyncio.Event()
+    b.box.on_deliver = lambda header: gate.wait()
+    sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
+    await until(lambda: any(stream.awaited for stream in a.direct._way("b").connections))
+    _, writer = await asyncio.open_connection("127.0.0.1", b.port)
+    began = time.monotonic()
+    await asyncio.gather(a.close(), b.close())
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 3
+    assert time.monotonic() - began < AT_ONCE_S
+    assert a.box.closed_peers == b.box.closed_peers == []
+    assert await a.direct.take("b") is None
+    writer.close()
+
+
+# -- dialling: at which addresses, whom the dialler trusts, and dialling back
+
+
+@pytest.mark.parametrize(
+    ("addresses", "places"),
+    [
+        (["/ip4/10.0.0.5/tcp/4001"], [("10.0.0.5", 40, socket.AF_INET)]),
+        (["/ip6/::1/tcp/4001/p2p/Qm"], [("::1", 60, socket.AF_INET6)]),
+        (["/dns4/box/tcp/1"], [("box", 40, socket.AF_INET)]),
+        (["/dns6/box/tcp/1"], [("box", 60, socket.AF_INET6)]),
+        (["/dns/box/tcp/1"], [("box", 40, socket.AF_INET), ("box", 60, socket.AF_INET6)]),
+        (["/ip4/10.0.0.5/tcp/1", "/ip4/10.0.0.5/udp/2/quic-v1"], [("10.0.0.5", 40, socket.AF_INET)]),
+        (["/ip4/10.0.0.5/tcp/1/p2p/Qm/p2p-circuit"], []),
+        (["/p2p-circuit", "/unix/tmp", "", "nonsense"], []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_places_are_known_hosts_with_offered_ports(addresses: list[str], places: list[tuple[str, int, int]]) -> None:
+    """Each host at which the peer is known, with the ports of its IP version. A relay's address leads to another peer
+    and is left out."""
+    assert places_of([(4, 40), (6, 60)], addresses) == places
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+@plays(run)
+async def test_a_peer_that_listens_on_ipv6_alone_is_reached(start: Start) -> None:
+    """A peer that listens on ::1 alone is reached there."""
+    a, b = start("a"), start("b", hosts=("::1",))
+    if not b.direct.listener.ports:
+        pytest.skip("this machine has no ::1")
+    b.known_at = "/ip6/::1/tcp/1"
+    await a.send("b", b"six")
+    assert a.traffic.ways() == {"b": "direct"}
+
+
+@plays(run)
+async def test_a_listener_that_is_another_peer_receives_nothing(start: Start) -> None:
+    """It is of the same run, and gets the knock, but no payload."""
+    a, b, impostor = start("a"), start("b"), start("impostor")
+    heard: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(KNOCK_BYTES)
+        pipe = await Pipe.adopt(reader, writer)
+        with contextlib.suppress(OSError):
+            inside = await impostor.direct._tls.secured(pipe, "a", server=False)
+            await inside.more(AT_ONCE_S)
+            heard.append(bytes(inside.unread))
+        pipe.abort()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    a.told = lambda offer: replace(offer, ports=((4, port),))
+    with changed_offers(a):
+        await a.send("b", b"secret")
+    assert b.box.got == [("a", b"h", b"secret")]
+    assert a.traffic.ways() == {"b": "libp2p"}
+    server.close()
+    await server.wait_closed()
+    await until(lambda: heard in ([], [b""]))
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@plays(run)
+async def test_a_peer_that_cannot_be_dialled_dials_back(start: Start, listens: bool) -> None:
+    """Whether it listens at an unreachable port or not at all, it gets its payloads on connections that it dials."""
+    a, b = start("a"), start("b", hosts=("127.0.0.1",) if listens else ())
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        if listens:
+            b.direct.listener.__class__ = type("Odd", (Listener,), {"ports": ((4, closed.getsockname()[1]),)})
+        for number in range(3):
+            await a.send("b", bytes([number]))
+            await b.send("a", bytes([number]))
+    assert (a.traffic.ways(), b.traffic.ways()) == ({"b": "direct"}, {"a": "direct"})
+    assert (a.libp2p_streams, b.libp2p_streams) == (0, 0)
+    assert [p for _, _, p in b.box.got] == [p for _, _, p in a.box.got] == [b"\0", b"\1", b"\2"]
+    assert b.box.got[0][0] == "a"
+
+
+@plays(run)
+async def test_the_number_of_connections_dialled_back_is_limited(start: Start) -> None:
+    """A peer can't make another one dial without end. Connections that have ended don't count."""
+    a, b = start("a"), start("b")
+    lent = list[Pipe]()
+    a.direct.listener._lend = lambda _, pipe: lent.append(pipe)
+    for _ in range(CONNECTIONS_PER_PEER_MAX):
+        await ask_to_dial_back(a, "b")
+    with pytest.raises(Refusal, match="too many"):
+        await ask_to_dial_back(a, "b")
+    await until(lambda: len(lent) == CONNECTIONS_PER_PEER_MAX)
+    for pipe in lent:
+        pipe.abort()
+    await until(lambda: not b.direct.listener._serving)

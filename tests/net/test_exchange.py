@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from p2p_diloco.net.exchange import Exchange
+from p2p_diloco.net.exchange import Exchange, OnePerPeer
 from p2p_diloco.net.framing import (
     MAGIC,
     PREFIX,
@@ -26,36 +27,20 @@ from p2p_diloco.net.framing import (
     encode,
 )
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.receiving import TURN_S
+from tests.net import direct_peers
 from tests.net.clocks import by_hand
-from tests.net.inboxes import Quiet
-from tests.net.patience import awaited
+from tests.net.direct_peers import Gate, Peer, Start, sent
+from tests.net.inboxes import Box
+from tests.net.patience import awaited, plays, until
 
 LIMITS = Limits(read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 20, streams_max=2, links_max=2)
 """Deadlines that no test waits for, unless it turns the clock."""
 AT_ONCE_S = LIMITS.read_timeout_s / 3
 """What has waited for no deadline takes less."""
 SHORT = replace(LIMITS, read_timeout_s=0.4)
-
-
-class Box(Quiet):
-    def __init__(self) -> None:
-        self.headers: list[bytes] = []
-        self.closed_peers: list[str] = []
-        self.moving_peers: list[str] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        await self.gate.wait()
-        self.headers.append(header)
-
-    def moving(self, peer: str) -> None:
-        self.moving_peers.append(peer)
-
-    def closed(self, peer: str) -> None:
-        self.closed_peers.append(peer)
 
 
 @dataclass
@@ -198,28 +183,11 @@ async def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
     await rig.exchange.close()
 
 
-@awaited
-async def test_progress_is_reported_while_a_payload_comes() -> None:
-    """The sender hears how far its payload has come, and then that it was taken. The receiver's inbox hears that the
-    sender lives."""
-    rig = Rig()
-    stranger = await rig.stranger()
-    stranger.write(Bulk(b"h", 6))
-    stranger.write(b"abc")
-    assert rig.box.moving_peers == []
-    assert await stranger.read() == Progress(3)
-    assert rig.box.moving_peers == ["stranger"]
-    stranger.write(b"def")
-    assert await stranger.read() == Accepted()
-    assert rig.box.headers == [b"h"]
-    await rig.exchange.close()
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @awaited
-async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
-    """From the moment at which it may come until all of it has, or its stream has broken: then nothing is delivered,
-    and the node hears of it."""
+async def test_a_payload_is_under_way_until_all_of_it_has_come(whole: bool) -> None:
+    """The sender hears how far it has come, and then that it was taken; the inbox hears that the sender lives, and the
+    node that a payload is coming. If its stream breaks nothing is delivered, and the node hears of it."""
     rig, coming = Rig(), list[bool]()
 
     @contextlib.contextmanager
@@ -231,17 +199,17 @@ async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -
             coming.append(False)
 
     rig.traffic.receiving = receiving
-    link = await rig.stranger()
+    link, stranger = await rig.stranger(), await rig.stranger()
     link.write(Message(b"no payload"))
     assert await link.read() == Accepted()
-    stranger = await rig.stranger()
+    assert (coming, rig.box.moving_peers) == ([], [])
     stranger.write(encode(Bulk(b"h", 8)) + b"half")
-    while not coming:
-        await asyncio.sleep(0.001)
-    assert coming == [True]
+    assert await stranger.read() == Progress(4)
+    assert (coming, rig.box.moving_peers) == ([True], ["stranger"])
     if whole:
         stranger.write(b"full")
         assert await stranger.read() == Accepted()
+        assert rig.box.headers == [b"no payload", b"h"]
     else:
         stranger.writer.close()
         await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
@@ -313,7 +281,7 @@ async def test_messages_of_one_grant_are_read_at_a_pace_if_they_are_refused_or_t
 
     async def deliver(sender: str, header: bytes, payload: memoryview | None) -> bool:
         if sender == "other":
-            rig.box.headers.append(header)
+            rig.box.got.append((sender, header, None))
             return False
         hasty.append(sender)
         if not accepted:
@@ -336,33 +304,21 @@ async def test_messages_of_one_grant_are_read_at_a_pace_if_they_are_refused_or_t
 
 
 @awaited
-async def test_a_newer_link_replaces_the_older_one() -> None:
-    """A peer that comes back isn't reported as gone; the end of its last link is, once."""
+async def test_a_peer_has_one_link_and_all_peers_have_a_few() -> None:
+    """A newer link replaces the older one: the peer isn't reported as gone; the end of its last link is, once. A link
+    more than allowed is refused with the reason; those that are there stay, and a place that is left is free."""
     rig = Rig()
-    first, second = await rig.stranger(), await rig.stranger()
-    for link in (first, second):
+    older, newer, other, third = [await rig.stranger(name) for name in ("a", "a", "b", "c")]
+    for link in (older, newer, other):
         link.write(Message(b"hello"))
         assert await link.read() == Accepted()
-    assert await first.read() is None
+    assert await older.read() is None
+    third.write(Message(b"hello"))
+    assert "2 links" in await third.refusal()
     assert rig.box.closed_peers == []
-    second.writer.close()
+    newer.writer.close()
     await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
-    assert rig.box.closed_peers == ["stranger"]
-    await rig.exchange.close()
-
-
-@awaited
-async def test_links_are_limited_in_number() -> None:
-    """One more than allowed is refused with the reason; those that are there stay, and a place that is left
-    is free."""
-    rig = Rig()
-    links = [await rig.stranger(name) for name in ("a", "b", "c")]
-    for link in links:
-        link.write(Message(b"hello"))
-    assert [await link.read() for link in links[:2]] == [Accepted(), Accepted()]
-    assert "2 links" in await links[2].refusal()
-    links[0].writer.close()
-    await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
+    assert rig.box.closed_peers == ["a"]
     late = await rig.stranger("d")
     late.write(Message(b"hello"))
     assert await late.read() == Accepted()
@@ -437,3 +393,221 @@ async def test_a_payload_is_measured_at_both_ends() -> None:
     assert await stranger.read() == Accepted()
     assert sum(both.down._windows.values()) == size
     await rig.exchange.close()
+
+
+# -- payloads over libp2p on streams that are kept
+
+
+def run(test: Callable[[Start], Awaitable[None]]) -> None:
+    """As `direct_peers.run`, without direct connections."""
+
+    async def plain(start: Start) -> None:
+        def begin(name: str, **options: Any) -> Peer:
+            peer = start(name, hosts=(), **options)
+            peer.exchange.direct = None
+            return peer
+
+        await test(begin)
+
+    direct_peers.run(plain)
+
+
+def served(peer: Peer) -> list[Pipe]:
+    """The streams that others keep open to this peer."""
+    return [pipe for pipe in peer.exchange.streams.pipes if pipe.ended is None]
+
+
+def to_far(rig: Rig, header: bytes, payload: bytes = b"x") -> asyncio.Task[None]:
+    return asyncio.create_task(rig.exchange.send("far", header, memoryview(payload)))
+
+
+async def payloads(far: Stranger, count: int) -> list[bytes]:
+    """The headers of the next payloads, of one byte each."""
+    headers = []
+    for _ in range(count):
+        bulk = await far.read()
+        assert isinstance(bulk, Bulk)
+        headers.append(bulk.header)
+        far.take(1)
+    return headers
+
+
+# -- what breaks
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@plays(run)
+async def test_a_stream_that_broke_unused_is_replaced(start: Start, at_once: int) -> None:
+    """The next payload goes on another stream, and the inbox isn't told."""
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    for pipe in served(b):
+        pipe.abort()
+    await until(lambda: not served(a))
+    await asyncio.gather(*(a.send("b", b"next") for _ in range(at_once)))
+    assert [payload for _, _, payload in b.box.got] == [b"first", *at_once * [b"next"]]
+    assert a.libp2p_streams == 2
+    assert a.box.closed_peers == b.box.closed_peers == []
+
+
+@pytest.mark.parametrize("breaks_again", [False, True])
+@awaited
+async def test_a_payload_on_a_used_stream_that_breaks_is_sent_once_more(breaks_again: bool) -> None:
+    """A stream that carried other payloads may have broken before, unseen. If the fresh one breaks too, the peer is
+    unreachable."""
+    rig = Rig()
+    first = to_far(rig, b"1")
+    far = await rig.dialled()
+    assert await payloads(far, 1) == [b"1"]
+    far.write(Accepted())
+    await first
+    sends = [to_far(rig, header) for header in (b"2", b"3")]
+    assert await payloads(far, 2) == [b"2", b"3"]
+    far.writer.close()
+    fresh = await rig.dialled()
+    assert await payloads(fresh, 2) == [b"2", b"3"]
+    assert rig.box.closed_peers == ["far", "far"]
+    if breaks_again:
+        fresh.writer.close()
+        for send in sends:
+            with pytest.raises(Unreachable, match="ended before"):
+                await send
+    else:
+        fresh.write(Accepted())
+        fresh.write(Accepted())
+        await asyncio.gather(*sends)
+    assert len(rig.far_ends) == 2
+    await rig.exchange.close()
+
+
+@awaited
+async def test_a_payload_on_a_fresh_stream_that_breaks_is_not_sent_again() -> None:
+    """A peer that ends a stream before it has answered anything is unreachable at once."""
+    rig = Rig()
+    send = to_far(rig, b"1")
+    far = await rig.dialled()
+    assert await far.read() == Bulk(b"1", 1)
+    far.writer.close()
+    with pytest.raises(Unreachable, match="ended before"):
+        await send
+    assert (len(rig.far_ends), rig.box.closed_peers) == (1, ["far"])
+    await rig.exchange.close()
+
+
+# -- how long it is kept
+
+
+@plays(run)
+async def test_a_stream_is_kept_for_its_life_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its life time a stream ends at both ends, used or not. Waiting sends get answers; later payloads dial
+    again."""
+    monkeypatch.setattr("p2p_diloco.net.exchange.STREAM_LIFE_S", 0.3)
+    with by_hand() as clock:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        (kept,) = served(a)
+        gate = Gate(b)
+        sends = sent(a, b"1")
+        await clock.until(lambda: gate.come == [b"1"])
+        await clock.passes(0.4)
+        assert kept.ended is None
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert kept.ended
+        assert a.libp2p_streams == 1
+        await a.send("b", b"next")
+        assert a.libp2p_streams == 2
+        await clock.passes(0.4)
+        await clock.until(lambda: not served(a) and not served(b))
+    assert not a.exchange._over_libp2p._opened
+    assert not b.traffic.refused
+
+
+@awaited
+async def test_unread_answers_end_the_stream() -> None:
+    """Once they fill the stream no further payload is read, and then the stream is ended."""
+    rig = Rig(limits=replace(LIMITS, write_timeout_s=0.4))
+    stranger = await rig.stranger()
+    stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until(lambda: len(rig.exchange.streams.pipes) == 1)
+    for pipe in rig.exchange.streams.pipes:
+        pipe.transport.set_write_buffer_limits(0)
+    count = 20_000
+    stranger.write(encode(Bulk(b"1", 0)) * count)
+    await asyncio.wait(rig.serving)
+    assert 0 < len(rig.box.headers) < count
+    await rig.exchange.close()
+
+
+@plays(run)
+async def test_the_number_of_kept_streams_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than allowed is ended when it has its answer, and what follows goes on another; those that are there
+    stay, and a place that is left is free."""
+    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.5)
+    limits = replace(direct_peers.LIMITS, links_max=2)
+    with by_hand() as clock:
+        b = start("b", limits=limits)
+        peers = [start(name) for name in "acd"]
+        for peer in peers:
+            await peer.send("b", b"x")
+        await clock.passes(0.3)
+        assert len(served(peers[2])) == 1  # its answer might still be on its way
+        await clock.passes(0.3)
+        await clock.until(lambda: sum(len(served(peer)) for peer in peers) == 2)
+        for peer in peers[::-1]:
+            await peer.send("b", b"y")
+        assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
+        assert all(peer.box.closed_peers == [] for peer in peers)
+        await peers[0].close()
+        await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 1)
+        await clock.passes(0.6)
+        await clock.until(lambda: not served(peers[2]))
+        await peers[2].send("b", b"z")
+        await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 2)
+        await clock.passes(0.8)  # longer than who has its answer is left to hang up
+        streams = peers[2].libp2p_streams
+        await peers[2].send("b", b"z")
+        assert peers[2].libp2p_streams == streams
+
+
+@plays(run)
+async def test_closing_ends_what_waits_for_a_stream(start: Start) -> None:
+    """A message and a payload, at once."""
+    a, _ = start("a"), start("b")
+    hangs: Any = lambda peer, **_: asyncio.sleep(direct_peers.LIMITS.read_timeout_s)  # noqa: E731
+    a.exchange._dial = a.exchange.links._dial = hangs
+    sends = [asyncio.create_task(a.exchange.send("b", b"h", payload)) for payload in (memoryview(b"x"), None)]
+    await asyncio.sleep(0)  # both have begun
+    await asyncio.wait_for(a.close(), AT_ONCE_S)
+    ended = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), AT_ONCE_S)
+    assert [type(end) for end in ended] == [Unreachable] * 2
+
+
+# -- one of a kind for each peer
+
+
+@awaited
+async def test_a_cancelled_caller_does_not_cancel_the_opening() -> None:
+    """The others go on waiting; when all openings are ended they get `Unreachable`."""
+    may = asyncio.Event()
+
+    async def open(peer: str) -> Outgoing:
+        await may.wait()
+        return Outgoing.__new__(Outgoing)
+
+    kept = OnePerPeer(open)
+    gone, waits = (asyncio.create_task(kept.to("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert gone.cancelled()
+    may.set()
+    await waits
+    may.clear()
+    last = asyncio.create_task(kept.to("b"))
+    await asyncio.sleep(0)
+    kept.end()
+    with pytest.raises(Unreachable, match="closing"):
+        await last
+    with pytest.raises(Unreachable, match="closing"):
+        await kept.to("c")

@@ -1,8 +1,6 @@
-"""Frames survive any split of their bytes, and nothing but a FrameError comes of bytes that are none."""
+"""Frames survive any split of their bytes, and nothing but a FrameError comes of bytes that are none; counters."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.net.framing import (
-    FIELDS_BYTES,
     MAGIC,
     PREFIX,
     REASON_BYTES_MAX,
@@ -25,6 +22,7 @@ from p2p_diloco.net.framing import (
     Refused,
     encode,
 )
+from p2p_diloco.net.interface import Refusal, Traffic
 
 HEADER_BYTES_MAX = 200
 counts = st.integers(0, 2**64 - 1)
@@ -59,14 +57,6 @@ def test_any_split_gives_the_same_frames(sent: list[Frame], tail: bytes, data: s
     assert buffer == tail
 
 
-@pytest.mark.parametrize("length", [REASON_BYTES_MAX + FIELDS_BYTES + 1, 2**32 - 1])
-def test_a_length_over_its_limit_is_refused_from_the_prefix_alone(length: int) -> None:
-    """Nothing of the body is waited for, let alone held."""
-    reader = decoder(PREFIX.pack(MAGIC, VERSION, length))
-    with pytest.raises(FrameError, match=f"{length} bytes"):
-        reader.next_frame()
-
-
 @pytest.mark.parametrize(
     "body", [[99], [1], [1, 7], [2, b"h", -1], [2, b"h", 2**64 - 1, 0], [3, 0], [4, b"no"], [5, 1.0], {"1": b"h"}, 1]
 )
@@ -78,16 +68,34 @@ def test_a_body_of_another_form_is_refused(body: object) -> None:
         reader.next_frame()
 
 
-@pytest.mark.parametrize("fill", [Message, lambda header: Bulk(header, 2**64 - 1)])
-def test_the_longest_header_fits(fill: Callable[[bytes], Frame]) -> None:
+def test_the_longest_header_fits_and_a_long_reason_is_cut() -> None:
+    """To what may be sent, also within a letter of several bytes."""
     for size in (2_000, 2**16):
-        buffer = bytearray(encode(fill(bytes(size))))
-        assert FrameDecoder(buffer, header_bytes_max=size).next_frame() == fill(bytes(size))
-
-
-def test_a_long_reason_is_cut_to_what_may_be_sent() -> None:
-    """Also within a letter of several bytes."""
-    reader = decoder(encode(Refused("é" * REASON_BYTES_MAX)))
-    frame = reader.next_frame()
+        for longest in (Message(bytes(size)), Bulk(bytes(size), 2**64 - 1)):
+            assert FrameDecoder(bytearray(encode(longest)), header_bytes_max=size).next_frame() == longest
+    frame = decoder(encode(Refused("é" * REASON_BYTES_MAX))).next_frame()
     assert isinstance(frame, Refused)
     assert frame.reason.startswith("é" * (REASON_BYTES_MAX // 2))
+
+
+# -- counters and refusals
+
+
+def test_the_number_of_peers_counted_apart_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals count all peers."""
+    monkeypatch.setattr("p2p_diloco.net.interface.PEERS_COUNTED_MAX", 2)
+    traffic = Traffic()
+    for peer in "abcb":
+        traffic.sent(peer, 1)
+        traffic.received(peer, 10)
+        traffic.refuse(peer)
+        traffic.went(peer, "direct")
+    assert (traffic.bytes_sent, traffic.bytes_received, traffic.refused) == (4, 40, 4)
+    assert {name: one.bytes_received for name, one in traffic.peers.items()} == {"a": 10, "b": 20}
+    assert traffic.ways() == {"a": "direct", "b": "direct"}
+
+
+def test_a_refusals_reason_gives_no_commands_to_a_terminal() -> None:
+    """It may be another peer's text, and comes into logs."""
+    refusal = Refusal("no\x1b[2J\x1b[31m, and\nWARNING forged")
+    assert refusal.reason == str(refusal) == "no [2J [31m, and WARNING forged"

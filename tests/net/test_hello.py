@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.net import hello as module
 from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Stranger
-from p2p_diloco.net.framing import Bulk, Frame, FrameStream, Message, Refused, encode
+from p2p_diloco.net.framing import Bulk, Frame, Message, Refused, encode
 from p2p_diloco.net.hello import (
     HELLO_S,
     PENDING_MAX,
@@ -20,11 +20,11 @@ from p2p_diloco.net.hello import (
     TURNED_AWAY_MAX,
     Hellos,
 )
-from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import pair
+from tests.net.direct_peers import next_frame, pair
 from tests.net.members import OTHER_KEY, id_of, invitation, membership, revocation
 from tests.net.patience import plays, until
 
@@ -93,14 +93,6 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def on(pipe: Pipe) -> FrameStream:
-    return FrameStream(pipe, "", Limits(), Traffic())
-
-
-async def answer(pipe: Pipe) -> Frame | None:
-    return await on(pipe).read(idle_s=WITHIN_S, frame_s=WITHIN_S)
-
-
 @plays(run)
 async def test_two_members_get_to_know_each_other(start: Start) -> None:
     """The stream reaches the handler with what was written after the certificate, and each knows the other's role."""
@@ -150,7 +142,7 @@ async def test_a_stranger_is_told_one_text(start: Start, kind: str, mark: bytes)
     me = start(ME)
     pipe = await me.opened_by(S)
     pipe.write(encode(Message(mark + strangers(me)[kind])) + encode(Message(b"payload of an attack")))
-    assert await answer(pipe) == REFUSED
+    assert await next_frame(pipe) == REFUSED
     assert not await pipe.more(WITHIN_S)
     assert not me.served
     assert me.hellos.turned_away == 1
@@ -166,7 +158,7 @@ async def test_a_stranger_that_floods_is_closed_out_unheard(start: Start, monkey
     async def told() -> Frame | None:
         pipe = await me.opened_by(S)
         pipe.write(encode(Message(b"?" + strangers(me)["changed"])))
-        return await answer(pipe)
+        return await next_frame(pipe)
 
     answers = [await told() for _ in range(TURNED_AWAY_MAX + 4)]
     assert answers == [REFUSED] * TURNED_AWAY_MAX + [None] * 4
@@ -275,7 +267,7 @@ async def test_a_revoked_member_is_cut_at_once_and_stays_out(start: Start) -> No
     assert b.cut == [A]
     assert (b.hellos.admits(A), b.hellos.admits(C)) == (False, True)
     pipe = await a.greets(b)  # a knows b, so it doesn't wait
-    assert await answer(pipe) == REFUSED
+    assert await next_frame(pipe) == REFUSED
     with pytest.raises(Unreachable, match="not a member"):
         await b.greets(a)
 

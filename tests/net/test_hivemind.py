@@ -1,24 +1,25 @@
-"""The transport over Hivemind: its streams and direct connections between real daemons."""
+"""The transport over Hivemind: its streams, direct connections and relays between real daemons."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
-from tests.net.patience import awaited, until
-from tests.net.swarm import AT_ONCE_S, Box, child_path, join
+from tests.net.inboxes import Box
+from tests.net.patience import until
+from tests.net.swarm import AT_ONCE_S, PATIENT, Join, child_path, gone, peer_process, real
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
-
-@awaited
-async def test_a_client_uses_direct_connections() -> None:
+@real
+async def test_a_client_uses_direct_connections(join: Join) -> None:
     """The client dials, whichever of the two sends. Where direct connections are switched off none is made."""
     seed = await join()
     client = await join(initial_peers=seed.addresses(), client_mode=True)
@@ -29,26 +30,60 @@ async def test_a_client_uses_direct_connections() -> None:
             await sender.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
             await other.send(sender.peer_id, b"hello")
         assert sender.traffic.ways() == {receiver.peer_id: "direct", plain.peer_id: "libp2p"}
-    for transport in (plain, client, seed):
-        await transport.close()
 
 
-@awaited
-async def test_direct_connections_end_with_the_daemon() -> None:
-    """A peer without its daemon is dead to others: payloads to it and from it end."""
-    box = Box()
-    a, b = await join(), await join(box)
-    await a.introduce(b.peer_id, b.addresses())
-    await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
-    assert a.traffic.ways() == {b.peer_id: "direct"}
-    listener = b._exchange.direct.listener
-    os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
-    await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
+async def private(join: Join, seed: Any, box: Box) -> Any:
+    """A peer that listens nowhere, registered at the seed."""
+    peer = await join(box, initial_peers=seed.addresses(), client_mode=True)
+    await until(lambda: peer._circuits.registered, PATIENT.connect_timeout_s)
+    assert peer.reach.private
+    assert all("/p2p-circuit/" in address for address in peer.addresses())
+    return peer
+
+
+@real
+async def test_two_private_peers_exchange_through_a_relay(join: Join) -> None:
+    """Messages and payloads, in both directions; when the relay ends so do their links, in bounded time."""
+    seed, boxes = await join(), (Box(), Box())
+    a, b = [await private(join, seed, box) for box in boxes]
+    for one, other, box in ((a, b, boxes[1]), (b, a, boxes[0])):
+        await one.introduce(other.peer_id, other.addresses())
+        await one.send(other.peer_id, b"hello")
+        await one.send(other.peer_id, b"bulk", memoryview(bytes(1 << 20)))
+        assert box.headers == [b"hello", b"bulk"]
+        assert one.traffic.ways() == {other.peer_id: "relayed"}
+    await seed.close()
+    for box, other in ((boxes[0], b), (boxes[1], a)):
+        await until(lambda box=box, other=other: other.peer_id in box.closed_peers, AT_ONCE_S)
     with pytest.raises(Unreachable) as caught:
-        await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), AT_ONCE_S)
-    assert caught.value.refused
-    await a.close()
-    await b.close()
+        await a.send(b.peer_id, b"anyone?")
+    assert not caught.value.refused
+    await asyncio.wait_for(asyncio.gather(a.close(), b.close()), AT_ONCE_S)
+
+
+@real
+async def test_a_killed_private_peer_is_gone(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay says so at once; the dial then counts as refused."""
+    monkeypatch.setattr(paths, "HEAD_START_S", 0.05)
+    seed = await join()
+    with contextlib.ExitStack() as processes:  # it joins while this loop serves
+        started = await asyncio.to_thread(processes.enter_context, peer_process(*seed.addresses()))
+        process, peer_id, _, daemon = started
+        a = await private(join, seed, Box())
+        await until(lambda: peer_id in seed._relay._registered, PATIENT.connect_timeout_s)
+        address = f"{seed.addresses()[0]}/p2p-circuit/p2p/{peer_id}"
+        await a.introduce(peer_id, [address])
+        await a.send(peer_id, b"hello")
+        process.kill()
+        await until(lambda: peer_id not in seed._relay._registered, AT_ONCE_S)
+        refused = False
+        for _ in range(50):
+            with pytest.raises(Unreachable) as caught:
+                await a.send(peer_id, b"anyone?")
+            if refused := caught.value.refused:
+                break
+        assert refused
+        await until(lambda: gone(daemon), AT_ONCE_S)
 
 
 IMPORTS = """
@@ -70,6 +105,7 @@ logging.getLogger("hivemind.p2p").error("accept unix x.sock: use of closed netwo
 """
 
 
+@pytest.mark.real
 def test_importing_hivemind_leaves_the_process_as_it_was() -> None:
     """No handler on the root logger, level names unchanged; Hivemind's warnings come, through our logger. No lock of
     processes is needed, which can't be made in a container without /dev/shm; other code still finds the function that

@@ -23,8 +23,7 @@ from p2p_diloco.net.listener import (
 )
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, Peer, Start, let_in, offer_of, run
-from tests.net.gates import answers
+from tests.net.direct_peers import AT_ONCE_S, Peer, Start, answers, let_in, offer_of, run
 from tests.net.patience import plays, until
 
 
@@ -119,21 +118,6 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
     c = start("c")
     assert await welcomed(c, (await offer_of(c, "b")).knock)
     assert b.direct.listener.turned_away == 1
-
-
-@plays(run)
-async def test_a_connection_accepted_while_closing_is_closed(start: Start) -> None:
-    """The task that would greet it is cancelled before it begins, and its socket is closed nevertheless."""
-    a, b = start("a"), start("b")
-    await offer_of(a, "b")
-    with socket.create_connection(("127.0.0.1", b.port)) as stranger:
-        stranger.settimeout(AT_ONCE_S)
-        b.direct.listener._accept(b.direct.listener._sockets[0])
-        b.direct.end()
-        assert len(b.direct.listener._greeting) == 1
-        await b.direct.close()
-        with contextlib.suppress(ConnectionError):
-            assert stranger.recv(1) == b""
 
 
 @plays(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.paths import HEAD_START_S, RELAYED_FOR_S, REMEMBERED_MAX, Paths
-from tests.net.clocks import ByHand, by_hand
+from tests.net.clocks import ByHand, timed
 from tests.net.patience import plays
 
 DIRECTLY, RELAYED = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1/p2p/relay/p2p-circuit"
@@ -76,15 +77,9 @@ def run(test: Callable[[Start, ByHand], Awaitable[None]]) -> None:
         all_sides.append(Sides(announced=announced, relays=relays))
         return all_sides[-1]
 
-    async def bounded() -> None:
-        with by_hand() as clock:
-            await test(start, clock)
-        await asyncio.sleep(0.01)
-        for sides in all_sides:
-            assert all(dial.done() for dial in sides.direct + sides.relayed)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(bounded())
+    timed(partial(test, start))
+    for sides in all_sides:
+        assert all(dial.done() for dial in sides.direct + sides.relayed)
 
 
 def refused(why: str = "refused") -> Unreachable:

@@ -1,25 +1,26 @@
-"""A private run over real daemons: members exchange as in an open run, and a stranger reads and changes nothing."""
+"""A private run over real daemons: members exchange as in an open run, also under a flood, and a stranger reads and
+changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from typing import Any
 
 import msgpack
 import pytest
 
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.framing import VERSION, Bulk, Message, Refused
+from p2p_diloco.net.hello import PENDING_MAX
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.interface import Unreachable
-from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
+from tests.net.inboxes import Box
 from tests.net.members import OTHER_KEY, id_of, invitation, membership, revocation
-from tests.net.patience import awaited, until
-from tests.net.swarm import Box, join
-
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
+from tests.net.patience import until
+from tests.net.swarm import Join, real
 
 STREAMS = f"/p2p-diloco/{VERSION}/real"
 REFUSED = Refused("not a member of this run")
@@ -32,54 +33,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"p2p_diloco.net.{module}.LINGER_S", 0.2)
 
 
-async def two(*given: Invitation | None) -> tuple[list[Any], list[Box]]:
-    """Peers of the run "real", the first of which the others join."""
-    boxes, peers = [Box() for _ in given], list[Any]()
-    for box, invited in zip(boxes, given, strict=True):
-        peers.append(await join(box, invitation=invited, initial_peers=peers[0].addresses() if peers else []))
-    return peers, boxes
-
-
-async def closed(*transports: Any) -> None:
-    for transport in reversed(transports):
-        await transport.close()
-
-
-@awaited
-async def test_members_exchange_messages_and_payloads() -> None:
-    """In both directions, and each knows the other's name."""
-    (a, b), boxes = await two(invitation(), invitation(name="bob"))
-    for sender, receiver, box in ((a, b, boxes[1]), (b, a, boxes[0])):
-        await sender.send(receiver.peer_id, b"hello")
-        await sender.send(receiver.peer_id, b"bulk", memoryview(bytes(1 << 20)))
-        assert [box.headers.get_nowait() for _ in range(2)] == [b"hello", b"bulk"]
-        assert sender.traffic.ways() == {receiver.peer_id: "direct"}
-    assert (a.member(b.peer_id).name, b.member(a.peer_id).name) == ("bob", "alice")
-    await closed(a, b)
-
-
-@awaited
-async def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing() -> None:
-    """Whether it has none or another run's, and whichever of the two dials; the member takes the other for dead."""
-    (a, *others), boxes = await two(invitation(), None, invitation(key=OTHER_KEY))
-    for other in others:
-        for payload in (None, memoryview(bytes(1000))):
-            with pytest.raises(Exception, match="not a member of this run"):
-                await other.send(a.peer_id, b"hello", payload)
-            with pytest.raises(Unreachable):
-                await a.send(other.peer_id, b"hello", payload)
-    assert boxes[0].headers.empty()
-    await closed(a, *others)
-
-
 def hello_of(victim: Any) -> list[bytes]:
     """Certificates that a stranger may have: none, stolen ones, one of another run."""
     stolen, other = membership(id_of("x")).chain, membership(id_of("x"), invitation(key=OTHER_KEY)).chain
     return [b"", b"?" + stolen, b"!" + stolen, b"?" + other, b"!" + victim.membership.chain]
 
 
-@awaited
-async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
+@real
+async def test_a_stranger_is_told_one_text_on_every_stream(join: Join) -> None:
     """On links, for payloads, offers of direct connections, relays and dial-backs: the inbox sees nothing, no payload
     is read, no offer is made, nothing is dialled."""
     box = Box()
@@ -98,24 +59,27 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
         for shown in (None, membership(id_of("x")).chain):
             told = {"from": "x"} if shown is None else {"from": me, "member": shown}
             assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
-    assert box.headers.empty()
+    assert box.got == []
     assert not victim._exchange.direct.listener._knocks
-    await closed(victim)
 
 
-@awaited
-async def test_a_revoked_member_loses_its_connections_at_once() -> None:
+@real
+async def test_a_revoked_member_loses_its_connections_at_once(join: Join) -> None:
     """Its link and its direct connections end; what it sends later is refused. The other member notices nothing."""
-    banned = invitation(name="mallory")
-    (a, mallory, c), boxes = await two(invitation(), banned, invitation(name="carol"))
+    banned, box = invitation(name="mallory"), Box()
+    a = await join(box, invitation=invitation())
+    mallory = await join(invitation=banned, initial_peers=a.addresses())
+    c = await join(invitation=invitation(name="carol"), initial_peers=a.addresses())
     for sender in (mallory, c):
         await sender.send(a.peer_id, b"hello")
         await sender.send(a.peer_id, b"bulk", memoryview(bytes(1000)))
+        assert sender.traffic.ways() == {a.peer_id: "direct"}
     await a.send(mallory.peer_id, b"hello")
+    assert (a.member(c.peer_id).name, c.member(a.peer_id).name) == ("carol", "alice")
     assert a.revoke(revocation(banned))
     theirs = [pipe for pipe, peer in a._exchange.streams.pipes.items() if peer == mallory.peer_id]
     assert [pipe.ended is None for pipe in theirs] == [False] * len(theirs) != []
-    assert await asyncio.wait_for(boxes[0].closed_peers.get(), 20.0) == mallory.peer_id
+    await until(lambda: box.closed_peers[:1] == [mallory.peer_id], 20.0)
     for payload in (None, memoryview(bytes(1000))):
         await until(lambda: not mallory._exchange.links.peers(), 20.0)
         with pytest.raises(Exception, match="not a member of this run"):
@@ -124,12 +88,54 @@ async def test_a_revoked_member_loses_its_connections_at_once() -> None:
             await a.send(mallory.peer_id, b"again", payload)
         assert error.value.refused
     await c.send(a.peer_id, b"fine")
-    assert [boxes[0].headers.get_nowait() for _ in range(5)] == [b"hello", b"bulk", b"hello", b"bulk", b"fine"]
-    await closed(a, mallory, c)
+    assert box.headers == [b"hello", b"bulk", b"hello", b"bulk", b"fine"]
 
 
-@awaited
-async def test_an_invitation_that_has_expired_is_a_config_error() -> None:
-    """The daemon that was started by then ends."""
-    with pytest.raises(ConfigError, match="has expired"):
-        await join(invitation=invitation(life_s=-1.0))
+# -- a flood
+
+FLOODS = [
+    (STREAMS, Message(b"?" + bytes(900)), Bulk(b"contribution", 1 << 30)),
+    (STREAMS + DIRECT,),
+    (RELAY, Message(msgpack.packb({"register": True}))),
+    (RELAYED, Message(msgpack.packb({"from": "x"})), Message(b"")),
+]
+"""The protocol and the frames of each connection's flood: bytes that are no certificate, silence, requests to relay."""
+FLOOD_S = 2.0
+
+
+async def watch(victim: Any, most: list[int]) -> None:
+    """Note how many streams are pending, again and again."""
+    while True:
+        for guard in (victim._hellos, victim._relay, victim._circuits):
+            most.append(len(guard._pending))
+        await asyncio.sleep(0.005)
+
+
+@real
+async def test_members_exchange_under_a_flood(join: Join) -> None:
+    """Every message and payload arrives, also those of a member that joins meanwhile; no link or registration goes to a
+    stranger, and no more streams are pending than are allowed."""
+    boxes = [Box() for _ in range(3)]
+    a = await join(boxes[0], invitation=invitation())
+    b = await join(boxes[1], invitation=invitation(name="bob"), initial_peers=a.addresses())
+    most, exchanged, floods = list[int](), 0, list[asyncio.Task[int]]()
+    async with contextlib.AsyncExitStack() as strangers:
+        for protocol, *said in FLOODS:
+            stranger = await strangers.enter_async_context(attacker(a))
+            floods += [asyncio.create_task(stranger.flood(protocol, *said)) for _ in range(4)]
+        watching = asyncio.create_task(watch(a, most))
+        c = await join(boxes[2], invitation=invitation(name="carol"), initial_peers=a.addresses())
+        over = time.monotonic() + FLOOD_S
+        while time.monotonic() < over or exchanged < 3:
+            for member in (b, c):
+                await member.send(a.peer_id, b"bulk", memoryview(bytes(1 << 20)))
+                await a.send(member.peer_id, b"hello")
+            exchanged += 1
+        assert a._relay._registered == {}
+        assert set(a._exchange.receiver._links) <= {b.peer_id, c.peer_id}
+        for task in (*floods, watching):
+            task.cancel()
+        opened = [await flood for flood in floods]
+    assert min(sum(opened[at : at + 4]) for at in range(0, len(opened), 4)) > 0
+    assert max(most) <= PENDING_MAX
+    assert [len(box.got) for box in boxes] == [2 * exchanged, exchanged, exchanged]

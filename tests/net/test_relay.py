@@ -1,34 +1,36 @@
-"""What a relay does for whom, within which limits, and that it ends in bounded time."""
+"""What a relay does for whom, within which limits, who meets there, and that it ends in bounded time."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from functools import partial
 from typing import Any
 
 import msgpack
 import pytest
 
 from p2p_diloco.net import relay as module
-from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Message, Refused, encode
-from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
+from p2p_diloco.net.hello import RunOf, any_run
+from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
+from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay, asking
+from tests.net.direct_peers import frames_on, next_frame
+from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.patience import plays, until
-from tests.net.relays import AT_ONCE_S, World, heard, run
+from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, heard, run
 
 
 async def request(world: World, asker: str, **content: Any) -> tuple[Pipe, FrameStream]:
     """A peer's stream to the relay, with a request on it."""
     daemon = world.daemons.get(asker) or world.daemon(asker)
     pipe, _ = await daemon.open_stream("relay", RELAY, timeout_s=5.0)
-    frames = FrameStream(pipe, "relay", Limits(), Traffic())
+    frames = frames_on(pipe)
     frames.write(Message(msgpack.packb(content)))
     return pipe, frames
-
-
-async def answer(frames: FrameStream) -> Frame | None:
-    return await frames.read(idle_s=30.0, frame_s=30.0)
 
 
 def listens(world: World, name: str = "b") -> list[Pipe]:
@@ -50,10 +52,10 @@ async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
     count = len(streams)
     pipe, frames = await request(world, asker, open="b")
     await until(lambda: len(streams) > count)
-    told = FrameStream(streams[-1], "", Limits(), Traffic())
-    assert await answer(told) == Message(msgpack.packb({"from": asker}))
+    told = frames_on(streams[-1])
+    assert await next_frame(told) == Message(msgpack.packb({"from": asker}))
     told.write(Message(b""))
-    assert await answer(frames) == Message(b"")
+    assert await next_frame(frames) == Message(b"")
     return pipe, told.pipe
 
 
@@ -64,9 +66,9 @@ async def test_a_peer_with_a_rate_of_0_is_no_relay(world: World) -> None:
     listens(world)
     for content in ({"open": "b"}, {"register": True}):
         _, frames = await request(world, "a", **content)
-        assert await answer(frames) == Refused("this peer is no relay")
+        assert await next_frame(frames) == Refused("this peer is no relay")
     _, frames = await request(world, "a", check=[])
-    assert isinstance(await answer(frames), Message)
+    assert isinstance(await next_frame(frames), Message)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ async def test_the_streams_of_one_peer_are_bounded(world: World, monkeypatch: py
     first, _ = await joined(world)
     await joined(world)
     full = Refused("this relay passes on too many streams already")
-    assert await answer((await request(world, "a", open="b"))[1]) == full
+    assert await next_frame((await request(world, "a", open="b"))[1]) == full
     await joined(world, "c")
-    assert await answer((await request(world, "d", open="b"))[1]) == full
+    assert await next_frame((await request(world, "d", open="b"))[1]) == full
     first.abort()
     await until(lambda: len(relay._joined) == 2)
     await joined(world)
@@ -133,14 +135,14 @@ def test_all_streams_together_keep_to_the_rate() -> None:
 
 async def registered(world: World, relay: Relay, name: str = "b") -> tuple[Pipe, FrameStream]:
     pipe, frames = await request(world, name, register=True)
-    assert await answer(frames) == Message(b"")
+    assert await next_frame(frames) == Message(b"")
     assert name in relay._registered
     return pipe, frames
 
 
 async def reason(world: World, other: str) -> str:
     """Why a peer can't be reached through the relay."""
-    refusal = await answer((await request(world, "a", open=other))[1])
+    refusal = await next_frame((await request(world, "a", open=other))[1])
     assert isinstance(refusal, Refused)
     return refusal.reason
 
@@ -178,7 +180,7 @@ async def test_each_ping_is_answered_and_silence_ends_the_registration(
     pipe, frames = await registered(world, relay)
     for _ in range(3):
         frames.write(Message(b""))
-        assert await answer(frames) == Message(b"")
+        assert await next_frame(frames) == Message(b"")
     await until(lambda: pipe.ended, AT_ONCE_S)
     await until(lambda: "b" in relay._gone)
 
@@ -190,7 +192,7 @@ async def test_a_full_table_refuses_others(world: World, monkeypatch: pytest.Mon
     relay = await world.relay()
     await registered(world, relay, "b")
     _, frames = await request(world, "c", register=True)
-    assert await answer(frames) == Refused("this relay is full")
+    assert await next_frame(frames) == Refused("this relay is full")
     again, _ = await registered(world, relay, "b")
     again.abort()
     await until(lambda: relay._gone)
@@ -245,39 +247,99 @@ async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
     await until(lambda: len(relay._checked) == 2)
     busy = Refused("this peer dials too many others back already")
     for asker in ("a", "c"):
-        assert await answer((await request(world, asker, check=[]))[1]) == busy
+        assert await next_frame((await request(world, asker, check=[]))[1]) == busy
     assert dialled == ["a"]
     leave.set()
-    told = await answer(first[1])
+    told = await next_frame(first[1])
     assert isinstance(told, Message)
     assert msgpack.unpackb(told.header) == {"seen": "/ip4/127.0.0.1/tcp/4001", "reached": {"x": None}}
-    assert isinstance(await answer(second[1]), Message)
-    assert isinstance(await answer((await request(world, "c", check=[]))[1]), Message)
+    assert isinstance(await next_frame(second[1]), Message)
+    assert isinstance(await next_frame((await request(world, "c", check=[]))[1]), Message)
+
+
+# -- who meets there
+
+
+A, B = KEYS[0].peer_id, KEYS[1].peer_id
+REFUSED = Refused("not a member of this run")
+MINE, THEIRS = invitation(), invitation(key=OTHER_KEY)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 0.1)
+
+
+async def echoed(world: World, opener: int = 0, other: str = B) -> None:
+    """A peer opens a stream to another through the relay, and hears its own bytes back."""
+    pipe, found_at = await world.circuits[opener].open(other, ECHO, ["relay"])
+    world.pipes.append(pipe)
+    assert found_at.endswith("/p2p/relay/p2p-circuit")
+    pipe.write(b"hello")
+    assert await heard(pipe, 5) == b"hello"
+
+
+@pytest.mark.parametrize(
+    "run_of", [any_run, partial(any_run, among=frozenset([KEY.public]))], ids=["any run", "this run only"]
+)
+@pytest.mark.parametrize("registered", [True, False])
+@plays(run)
+async def test_members_of_one_run_meet(world: World, run_of: RunOf, registered: bool) -> None:
+    """Whether the other peer is registered at the relay, or the relay dials it."""
+    await world.relay(run_of=run_of)
+    await world.peer(0, MINE)
+    b = await world.peer(1, invitation(name="bob"))
+    if registered:
+        await world.registered(b)
+    await echoed(world)
+    assert world.heard == [(B, A, b"hello")]
+
+
+@pytest.mark.parametrize(
+    ("opener", "other"), [(MINE, THEIRS), (MINE, None), (None, MINE)], ids=["two runs", "to open", "from open"]
+)
+@pytest.mark.parametrize("registered", [True, False])
+@plays(run)
+async def test_others_do_not_meet(
+    world: World, opener: Invitation | None, other: Invitation | None, registered: bool
+) -> None:
+    """Members of two runs, or a member and a peer of an open run: no byte reaches the other peer's handler."""
+    await world.relay()
+    await world.peer(0, opener)
+    b = await world.peer(1, other)
+    if registered:
+        await world.registered(b)
+    with pytest.raises(Unreachable) as error:
+        await echoed(world)
+    assert not error.value.refused
+    assert world.heard == []
 
 
 @plays(run)
-async def test_a_relay_ends_in_bounded_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is under way, and even if a dial back doesn't let itself be cancelled."""
-    monkeypatch.setattr(module, "CLOSE_S", 0.3)
-    over = asyncio.Event()
+async def test_a_peer_of_a_private_run_hears_only_members_through_any_relay(world: World) -> None:
+    """A relay that passes on a stranger's stream, or shows a member's certificate beside a stranger's id, gets nothing
+    from the peer: neither an answer nor a handshake."""
+    await world.peer(1, MINE)
+    evil = world.daemon("relay")
+    for told in ({"from": A}, {"from": A, "member": membership(A, THEIRS).chain}, {"from": A, "member": b""},
+                 {"from": A, "member": membership(id_of("c")).chain}, {"from": A, "member": 1}):  # fmt: skip
+        pipe, _ = await evil.open_stream(B, RELAYED, timeout_s=5.0)
+        frames = frames_on(pipe)
+        frames.write(asking(told, None))
+        frames.write(Message(b"whatever"))
+        assert await next_frame(frames) is None
 
-    async def stubborn(*_: Any) -> dict[str, str | None]:
-        try:
-            await over.wait()
-        except asyncio.CancelledError:
-            await over.wait()
-            raise
-        return {}
 
-    monkeypatch.setattr(module, "dial_back", stubborn)
-    relay = await world.relay()
-    here, there = await joined(world)
-    await registered(world, relay, "c")
-    await request(world, "d", check=[])
-    await until(lambda: relay._checked)
-    began = time.monotonic()
-    await relay.close()
-    assert time.monotonic() - began < AT_ONCE_S
-    await until(lambda: here.ended and there.ended)
-    over.set()
-    await until(lambda: not relay._tasks)
+@plays(run)
+async def test_a_restricted_relay_serves_strangers_with_nothing(world: World) -> None:
+    """It neither opens nor dials, and its answer is the same for all."""
+    await world.relay(run_of=partial(any_run, among=frozenset([KEY.public])))
+    await world.peer(1, MINE)
+    relay, asker = world.daemons["relay"], world.daemon(A)
+    strange: list[Any] = [None, membership(A, THEIRS).chain, membership(id_of("c")).chain, b"x", 7]
+    for shown, content in itertools.product(strange, ({"open": B}, {"register": True}, {"check": []}, {"ping": True})):
+        pipe, _ = await asker.open_stream("relay", RELAY, timeout_s=5.0)
+        frames = frames_on(pipe)
+        frames.write(asking(content, shown))
+        assert await next_frame(frames) == REFUSED
+    assert relay.opened == 0

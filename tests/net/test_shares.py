@@ -53,16 +53,10 @@ async def test_a_slot_that_is_given_back_goes_to_the_next() -> None:
 
 
 @awaited
-async def test_peers_of_an_open_run_share_all_slots() -> None:
-    """As they come: one peer may have all of them."""
-    slots = Slots(8)
-    held = await taken(slots, "a", None, 10)
-    assert len(held) == 8
-
-
-@awaited
 async def test_payloads_of_an_open_run_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Further ones wait until earlier ones are there; one that is longer than the limit is taken alone."""
+    """They share all slots as they come, one peer may have all; but what is beyond the limit waits until earlier ones
+    are there, and one that is longer than the limit is taken alone."""
+    assert len(await taken(Slots(8), "a", None, 10)) == 8
     monkeypatch.setattr(module, "UNPROVEN_BYTES_MAX", 100)
     slots = Slots(64)
     first, second = await taken(slots, "a", None, 3, nbytes=50)

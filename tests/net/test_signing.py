@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base58
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, signed_by
 
@@ -36,36 +34,15 @@ def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
     assert not signed_by(KEY.peer_id, OTHER.sign(b"vow", b"yes"), b"vow", b"yes")
 
 
-def test_a_peer_id_in_another_spelling_is_another_peer() -> None:
-    """An id with blanks around it, cut short or lengthened has signed nothing, though it may decode to the same key."""
-    signature = KEY.sign(b"vow", b"yes")
-    for peer in (f"{KEY.peer_id} ", f" {KEY.peer_id}", f"{KEY.peer_id}\n", KEY.peer_id[:-1], f"1{KEY.peer_id}"):
+def test_an_id_in_another_form_is_another_peer() -> None:
+    """An id with blanks around it, cut short or lengthened has signed nothing, though it may decode to the same key;
+    nor has one that names another length of its key, which its form doesn't show."""
+    signature, decoded = KEY.sign(b"vow", b"yes"), base58.b58decode(KEY.peer_id)
+    lengths = [base58.b58encode(decoded[:5] + bytes([n]) + decoded[6:]).decode() for n in (31, 33, 34)]
+    assert all(map(PEER_ID.fullmatch, lengths))
+    spelt = (f"{KEY.peer_id} ", f" {KEY.peer_id}", f"{KEY.peer_id}\n", KEY.peer_id[:-1], f"1{KEY.peer_id}")
+    for peer in (*spelt, *lengths):
         assert not signed_by(peer, signature, b"vow", b"yes")
-
-
-def test_an_id_of_the_right_form_must_be_that_of_an_ed25519_key() -> None:
-    """The key's length is not seen in the form of an id. An id that names another length has signed nothing, though it
-    contains the signer's key."""
-    decoded = base58.b58decode(KEY.peer_id)
-    for length in (31, 33, 34):
-        peer = base58.b58encode(decoded[:5] + bytes([length]) + decoded[6:]).decode()
-        assert PEER_ID.fullmatch(peer)
-        assert not signed_by(peer, KEY.sign(b"vow", b"yes"), b"vow", b"yes")
-
-
-STRANGE = st.one_of(
-    st.text("12D3KooW0Il é\n\0\U0001f600"),
-    st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", min_size=44, max_size=44).map(
-        "12D3KooW".__add__
-    ),
-    st.just(KEY.peer_id),
-)
-
-
-@given(STRANGE, st.one_of(st.binary(), st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES)))
-def test_garbage_proves_nothing(peer: str, signature: bytes) -> None:
-    """Ids and signatures of any form make no exception, and no proof."""
-    assert not signed_by(peer, signature, b"vow", b"yes")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
 import sys
@@ -20,13 +21,49 @@ from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.signing import SigningKey
+from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, TcpSocket
 from p2p_diloco.net.tls import Tls
 from tests.net.members import DAY_S, OTHER_KEY, invitation, key_of, membership, revocation, tls_of
 from tests.net.patience import awaited
 from tests.net.relays import loops as loops
-from tests.net.tls_ends import ALICE, BOB, HandshakeFailed, handshake, sock_of, sockets
 
 pytestmark = pytest.mark.usefixtures("loops")
+ALICE, BOB = key_of("alice"), key_of("bob")
+
+
+class HandshakeFailed(Exception):
+    """What became of each end."""
+
+
+async def handshake(client: Tls, server: Tls) -> tuple[Pipe, Pipe]:
+    """Both ends of a connection between alice, who dials, and bob; an error of each end that fails."""
+    dialled, accepted = sockets()
+    near, far = await asyncio.gather(
+        client.secured(dialled, BOB.peer_id, server=False),
+        server.secured(accepted, ALICE.peer_id, server=True),
+        return_exceptions=True,
+    )
+    if isinstance(near, BaseException) or isinstance(far, BaseException):
+        for end in (near, far):
+            if isinstance(end, Pipe):
+                assert not await end.more(20)
+        raise HandshakeFailed(near, far)
+    return near, far
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dialled = socket.create_connection(listening.getsockname())
+        accepted, _ = listening.accept()
+    for sock in (dialled, accepted):
+        sock.setblocking(False)
+    return dialled, accepted
+
+
+def sock_of(pipe: Pipe) -> socket.socket:
+    sock: socket.socket = pipe.transport.get_extra_info("socket")
+    return sock
 
 
 @contextlib.asynccontextmanager
@@ -265,3 +302,58 @@ async def test_a_wait_that_is_cancelled_ends(waits_for: str) -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+
+
+# -- how many bytes the kernel collects before it wakes the process
+
+
+def wakes_for(sock: socket.socket) -> int:
+    """How many bytes wake the process that waits for this socket."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+@ON_LINUX
+def test_few_bytes_of_a_long_payload_do_not_wake_the_process() -> None:
+    """The process is woken once `WAKE_BYTES` are there, or at the connection's end."""
+    near, far = sockets()
+    with near, far:
+        TcpSocket(near).wake_for(10**6)
+        far.sendall(bytes(1000))
+        assert not select.select([near], [], [], 0.2)[0]
+        far.sendall(bytes(WAKE_BYTES - 1000))
+        assert select.select([near], [], [], 20)[0]
+        near.recv(WAKE_BYTES, socket.MSG_WAITALL)
+        far.sendall(b"x")
+        assert not select.select([near], [], [], 0.2)[0]
+        far.close()
+        assert select.select([near], [], [], 20)[0]
+
+
+@ON_LINUX
+@pytest.mark.parametrize("piece", [1_000, 50_000])
+@awaited
+async def test_a_payload_arrives_whole_though_nothing_follows_it(piece: int) -> None:
+    """Also if it comes in small pieces. Afterwards each byte wakes the process."""
+    async with ends() as (near, far):
+        for size in (0, 1, RECORD_BYTES, RECORD_BYTES + 1, 1_000_000):
+            data, target = os.urandom(size), memoryview(bytearray(size))
+            reading = asyncio.create_task(far.read_into(target, stall_s=20, total_s=20))
+            for at in range(0, size, piece):
+                near.write(data[at : at + piece])
+                await asyncio.sleep(0)
+            await reading
+            assert target == data
+            assert wakes_for(sock_of(far)) == 1
+
+
+@ON_LINUX
+@awaited
+async def test_a_payload_given_up_leaves_no_wait_behind() -> None:
+    """After a payload that stalled, the next frame is noticed however short it is."""
+    async with ends() as (near, far):
+        near.write(bytes(1000))
+        with pytest.raises(PipeStalled):
+            await far.read_into(memoryview(bytearray(10**6)), stall_s=0.2, total_s=20)
+        assert wakes_for(sock_of(far)) == 1
+        near.write(b"x")
+        assert await far.more(20)

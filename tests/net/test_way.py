@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import READINGS, Way, connections_for
-from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
 from tests.net.direct_peers import Start, run
@@ -134,57 +132,6 @@ def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
 # -- payloads
 
 
-def needed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let every path need so many connections."""
-    monkeypatch.setattr(Way, "wanted", property(lambda _: count))
-
-
-@plays(run)
-async def test_each_payload_gets_its_own_answer_on_several_connections(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 60 payloads on four connections each third is refused, and its sender learns it; each of the rest arrives once
-    with its own bytes; none goes over libp2p."""
-    needed(monkeypatch, 4)
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    await until(lambda: a.direct._way("b").attempt is None)
-    await a.send("b", b"second")
-    await until(lambda: len(a.direct._way("b").connections) == 4)
-    deliver = b.box.deliver
-
-    async def refuse_some(sender: str, header: bytes, payload: memoryview | None) -> None:
-        await asyncio.sleep(0.001 * (int(header) % 7))
-        if int(header) % 3 == 0:
-            raise Refusal(f"not {int(header)}")
-        await deliver(sender, header, payload)
-
-    b.box.deliver = refuse_some  # type: ignore[method-assign]
-    sends = (a.send("b", b"%d" % n * (1 + 50_000 * (n % 5)), b"%d" % n) for n in range(60))
-    outcomes = await asyncio.gather(*sends, return_exceptions=True)
-    assert [str(one) if one else None for one in outcomes] == [f"not {n}" if n % 3 == 0 else None for n in range(60)]
-    arrived = {int(header): payload for _, header, payload in b.box.got if header != b"h"}
-    assert arrived == {n: b"%d" % n * (1 + 50_000 * (n % 5)) for n in range(60) if n % 3}
-    assert len(b.box.got) == 2 + 40
-    assert len(b.direct.listener._serving) == 4
-    assert a.libp2p_streams == 0
-
-
-@plays(run)
-async def test_a_broken_connection_of_several_loses_no_payload(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The payloads on it go over libp2p; the rest arrives on the other connections."""
-    needed(monkeypatch, 3)
-    a, b = start("a"), start("b")
-    await a.send("b", b"x")
-    await a.send("b", b"x")
-    await until(lambda: len(a.direct._way("b").connections) == 3)
-    sends = [asyncio.create_task(a.send("b", bytes([n]) * MIB)) for n in range(12)]
-    await until(lambda: len(b.box.got) > 3)
-    next(iter(b.direct.listener._serving)).abort()
-    await asyncio.gather(*sends)
-    assert {payload[0] for _, _, payload in b.box.got if len(payload) == MIB} == set(range(12))
-
-
 @plays(run)
 async def test_further_connections_that_fail_leave_the_first_in_use(
     start: Start, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +140,7 @@ async def test_further_connections_that_fail_leave_the_first_in_use(
     monkeypatch.setattr(direct_module, "RETRY_S", 1000.0)
     a, b = start("a"), start("b")
     await a.send("b", b"first")
-    needed(monkeypatch, 3)
+    monkeypatch.setattr(Way, "wanted", 3)
     b.direct._closing = True  # offers no further connection
     for n in range(5):
         await a.send("b", b"%d" % n)

@@ -18,21 +18,15 @@ from examples.benchmarks.network import NoNetwork
 @pytest.fixture
 def swarm(tmp_path: Path, nursery: warm.Nursery | None) -> Iterator[Swarm]:
     """A swarm for one test; every test checks that it leaves no process behind."""
-    made = Swarm(tmp_path, nursery)
-    try:
+    with Swarm(tmp_path, nursery) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture(scope="module")
 def shared_swarm(tmp_path_factory: pytest.TempPathFactory, nursery: warm.Nursery | None) -> Iterator[Swarm]:
     """A swarm that the tests of a module use one after another."""
-    made = Swarm(tmp_path_factory.mktemp("swarm"), nursery)
-    try:
+    with Swarm(tmp_path_factory.mktemp("swarm"), nursery) as made:
         yield made
-    finally:
-        made.end()
 
 
 @pytest.fixture

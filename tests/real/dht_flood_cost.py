@@ -20,22 +20,15 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
-
-import psutil
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import nodes
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from tests.net.swarm import join
+from tests.real.costs import measured, nodes
 
 KEYS, EVERY_S = 180_000, 4.0
 RECORDS, RECORD_BYTES, NAMED = 1000, 1000, 600
@@ -98,27 +91,6 @@ async def attack(kind: str, seconds: float, victims: list[str]) -> None:
     await eve.close()
 
 
-def measured(field: nodes.Field, kind: str, seconds: float) -> tuple[float, float]:
-    """The rounds a second, and the most memory in MB, while a process of its own attacks in this way."""
-    attacker = None
-    if kind != "quiet":
-        addresses = [node.transport.addresses()[0] for node in field.nodes]
-        command = [sys.executable, "-m", "tests.real.dht_flood_cost", "--seconds", str(seconds + 1.0)]
-        attacker = subprocess.Popen(
-            [*command, "--kind", kind, "--victims", *addresses], stdout=subprocess.PIPE, text=True
-        )
-        assert attacker.stdout is not None
-        assert attacker.stdout.readline().strip() == "begins"
-    began, epoch, most = time.monotonic(), field.epoch, 0.0
-    while time.monotonic() < began + seconds:
-        time.sleep(0.1)
-        most = max(most, psutil.Process().memory_info().rss / 1e6)
-    figures = (field.epoch - epoch) / (time.monotonic() - began), most
-    if attacker is not None:
-        attacker.wait(120.0)
-    return figures
-
-
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser()
@@ -131,12 +103,15 @@ def main() -> None:
         return
     field = nodes.Field()
     try:
-        turns = defaultdict[str, list[tuple[float, float]]](list)
+        addresses = [node.transport.addresses()[0] for node in field.nodes]
+        command = [sys.executable, "-m", "tests.real.dht_flood_cost", "--seconds", str(asked.seconds + 1.0)]
+        turns = defaultdict[str, list[dict[str, float]]](list)
         for _ in range(TURNS):
             for kind in ("quiet", "keys", "records", "stores", "ids"):
-                turns[kind].append(measured(field, kind, asked.seconds))
+                attacking = [] if kind == "quiet" else [*command, "--kind", kind, "--victims", *addresses]
+                turns[kind].append(measured(field, asked.seconds, attacking))
         for kind, figures in turns.items():
-            told = {"rounds": [round(rate, 2) for rate, _ in figures], "MB": round(max(most for _, most in figures))}
+            told = {"rounds": [turn["rounds"] for turn in figures], "MB": max(turn["MB"] for turn in figures)}
             print(kind, json.dumps(told), flush=True)
     finally:
         field.end()

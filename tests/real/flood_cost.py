@@ -8,7 +8,8 @@ stream at once: that shows what the attackers' own processor time takes from the
 `--apart` the nodes have one core and the attackers another, as if they were on other machines.
 
 Prints for each kind, as JSON: the rounds a second turn by turn, and the medians of these, of the streams opened a
-second, and of the processor seconds a second of the nodes and of the attackers, with their daemons.
+second, of the processor seconds a second of the nodes and of the attackers, with their daemons, and of the nodes' most
+memory in MB.
 """
 
 from __future__ import annotations
@@ -21,16 +22,8 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
-
-import psutil
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import nodes
 
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.framing import VERSION, Bulk, Message
@@ -38,6 +31,7 @@ from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.pipe import Pipe
 from tests.net.attacker import attacker
 from tests.net.swarm import LISTEN
+from tests.real.costs import measured, nodes, spent
 
 STREAMS = f"/p2p-diloco/{VERSION}/{nodes.RUN_ID}"
 FLOODS = [
@@ -51,7 +45,8 @@ COMMAND = [sys.executable, "-m", "tests.real.flood_cost"]
 
 
 async def flood(peer: str, addresses: list[str], seconds: float) -> dict[str, float]:
-    """Flood a peer from four connections; returns how many streams were opened, and what this process has spent."""
+    """Flood a peer from four connections; returns how many streams were opened a second, and the processor seconds a
+    second of this process."""
     async with contextlib.AsyncExitStack() as strangers:
         victim = SimpleNamespace(peer_id=peer)
         ones = [await strangers.enter_async_context(attacker(victim, addresses=addresses)) for _ in FLOODS]
@@ -62,7 +57,7 @@ async def flood(peer: str, addresses: list[str], seconds: float) -> dict[str, fl
         took = spent() - began
         for task in floods:
             task.cancel()
-        return {"streams": sum([await task for task in floods]), "spent": took}
+        return {"streams": sum([await task for task in floods]) / seconds, "attackers": took / seconds}
 
 
 async def elsewhere() -> None:
@@ -78,30 +73,6 @@ async def elsewhere() -> None:
     print(daemon.peer_id, *daemon.addresses, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await daemon.close()
-
-
-def spent() -> float:
-    """The processor seconds of this process and the daemons that it has started."""
-    daemons = [child for child in psutil.Process().children() if child.name().startswith("p2pd")]
-    return time.process_time() + sum(sum(daemon.cpu_times()[:2]) for daemon in daemons)
-
-
-def measured(field: nodes.Field, seconds: float, victim: list[str]) -> dict[str, float]:
-    """The rounds a second of the slowest node, while a process of its own floods the `victim`, if there is one."""
-    attack = None
-    if victim:
-        command = [*COMMAND, "--seconds", str(seconds + 1.0), "--victim", *victim]
-        attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert attack.stdout is not None
-        assert attack.stdout.readline().strip() == "begins"
-    began, cost, at = field.epoch, spent(), time.monotonic()
-    time.sleep(seconds)
-    took = time.monotonic() - at
-    figures = {"rounds": (field.epoch - began) / took, "nodes": (spent() - cost) / took}
-    if attack is not None:
-        told = json.loads(attack.communicate(timeout=60.0)[0])
-        figures |= {"streams": told["streams"] / (seconds + 1.0), "attackers": told["spent"] / (seconds + 1.0)}
-    return figures
 
 
 def main() -> None:
@@ -129,12 +100,13 @@ def main() -> None:
     assert other.stdout is not None
     another = other.stdout.readline().split()
     field = nodes.Field()
+    command = [*COMMAND, "--seconds", str(asked.seconds + 1.0), "--victim"]
     try:
         victims = {"quiet": [], "elsewhere": another, "flooded": [field.nodes[0].id, *field.addresses]}
         turns = defaultdict[str, list[dict[str, float]]](list)
         for _ in range(asked.turns):
             for kind, victim in victims.items():
-                turns[kind].append(measured(field, asked.seconds, victim))
+                turns[kind].append(measured(field, asked.seconds, [*command, *victim] if victim else []))
         field.agrees()
         for kind, figures in turns.items():
             medians = {what: statistics.median([turn[what] for turn in figures]) for what in figures[0]}

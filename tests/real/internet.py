@@ -74,17 +74,6 @@ class Internet:
             }"""
         self._in(router, "nft", "-f", "-", given=rules)
 
-    def forward(self, name: str, port: int) -> None:
-        """Let the router of a private machine forward a TCP port to it."""
-        router = f"{name}-r"
-        rule = f'iifname "eth0" tcp dport {port} dnat to 192.168.1.2'
-        rules = f"""
-            table ip forwarded {{
-                chain pre {{ type nat hook prerouting priority -100; {rule}; }}
-            }}"""
-        self._in(router, "nft", "-f", "-", given=rules)
-        self._in(router, "nft", "flush", "chain", "ip", "nat", "in")
-
     def cut(self, name: str, address: str) -> None:
         """Drop all packets that come to a machine from an address."""
         rules = f"""

@@ -31,18 +31,14 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).parent))
 
-from flood_cost import spent
 from liar import Liar, liar
 from nodes import RUN_ID, SLICES, Field
 
@@ -50,6 +46,7 @@ from p2p_diloco.addresses import peer_of
 from p2p_diloco.core.messages import Ask, Probe
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.members import invitation, membership
+from tests.real.costs import measured, spent
 
 WITHOUT_PAUSE = ("fetches", "nudges", "probes", "readies", "slices", "describes", "litters")
 KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE)
@@ -59,7 +56,6 @@ NICE = 10
 AT_ONCE = 4
 """How many messages to all nodes each peer has under way, if it sends without pause."""
 STEP_S = 0.3
-BEGINS_S = 60.0
 
 
 class Seen(Field):
@@ -134,24 +130,11 @@ def compute(seconds: float) -> None:
     print(json.dumps({"its": round((spent() - cost) / seconds, 2)}), flush=True)
 
 
-def measured(field: Field, kind: str, seconds: float) -> dict[str, float]:
+def attacked(field: Field, kind: str, seconds: float) -> dict[str, float]:
     """What came of it while a process of its own did such a thing."""
     addresses = [node.transport.addresses()[0] for node in field.nodes]
     command = [sys.executable, "-m", "tests.real.member_cost", "--seconds", str(seconds), "--attack", kind, *addresses]
-    hostile = None
-    if kind != "quiet":
-        hostile = subprocess.Popen(["nice", "-n", str(NICE), *command], stdout=subprocess.PIPE, text=True)
-        assert hostile.stdout is not None
-        assert hostile.stdout.readline().strip() == "begins"
-    began, cost, epoch, most = time.monotonic(), spent(), field.epoch, 0.0
-    while time.monotonic() < began + seconds:
-        time.sleep(0.1)
-        most = max(most, psutil.Process().memory_info().rss / 1e6)
-    took = time.monotonic() - began
-    figures = {"rounds": round((field.epoch - epoch) / took, 2), "nodes": round((spent() - cost) / took, 2)}
-    if hostile is not None:
-        figures |= json.loads(hostile.communicate(timeout=BEGINS_S)[0])
-    return figures | {"MB": round(most)}
+    return measured(field, seconds, [] if kind == "quiet" else ["nice", "-n", str(NICE), *command])
 
 
 def main() -> None:
@@ -171,7 +154,7 @@ def main() -> None:
         try:
             for node in field.nodes:
                 node.step_s = STEP_S
-            figures = measured(field, kind, asked.seconds)
+            figures = attacked(field, kind, asked.seconds)
             field.agrees()
         finally:
             field.end()

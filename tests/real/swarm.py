@@ -13,15 +13,17 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import warm
+from typing_extensions import Self
 
 PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parent.parent.parent
@@ -165,6 +167,12 @@ class Swarm:
         self.addresses: list[str] = []
         self.mark = uuid.uuid4().hex
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def launch(self, name: str, command: Sequence[str], on: Sequence[str] = (), fresh: bool = False) -> Member:
         """Start one of our processes; `on` is a command prefix that runs it on another machine."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -231,6 +239,15 @@ class Swarm:
 
     def _names(self) -> list[str]:
         return [f"{p.pid} {' '.join(p.cmdline())[:100]}" for p in self.left()]
+
+
+@contextlib.contextmanager
+def kept_in(folder: Path | None) -> Iterator[Path]:
+    """This folder, or one that goes afterwards."""
+    with contextlib.ExitStack() as stack:
+        found = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found.mkdir(parents=True, exist_ok=True)
+        yield found
 
 
 def kill(process: psutil.Process) -> None:

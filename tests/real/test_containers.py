@@ -111,9 +111,7 @@ def test_a_tmp_that_cant_be_written_is_named_by_the_script_and_by_doctor(user: s
     place = a_tmp("755") if user else a_tmp(only_read=True)
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as answers:
         threading.Thread(target=answers.serve_forever, daemon=True).start()
-        peer = (
-            f"/ip4/127.0.0.1/tcp/{answers.server_address[1]}/p2p/12D3KooWJ7XELPLGcjCsanCpFvdpDJFTopB9XdNAXfXeMrMAvkdW"
-        )
+        peer = f"/ip4/127.0.0.1/tcp/{answers.server_address[1]}/p2p/{SOMEBODY}"
         doctor = ["-m", "p2p_diloco", "doctor"]
         for command in (["-c", TRAINS], [*doctor, "--initial-peers", peer]):
             ended = in_place(place, *command, as_user=user, HOME="/nowhere")

@@ -8,7 +8,6 @@ answered submissions, with the slices that it aggregates; on "end" it stops, and
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import threading
 import time
@@ -16,9 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from train import say
-
-from p2p_diloco import Peer, PeerConfig
+from train import peer_of, say
 
 
 def amounts(number: int) -> tuple[int, int]:
@@ -27,8 +24,6 @@ def amounts(number: int) -> tuple[int, int]:
 
 
 def main(options: dict[str, Any]) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
-    torch.set_num_threads(1)
     life, lives, numel = options["life"], options["lives"], options["numel"]
     model = nn.Module()
     params = [nn.Parameter(torch.zeros(numel)) for _ in range(options["slices"])]
@@ -40,11 +35,7 @@ def main(options: dict[str, Any]) -> None:
     config |= {"step_limit": 0.0, "slice_elements": numel, **options["config"]}
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
-    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
-    initial_peers = options["initial_peers"]
-    with Peer(
-        model, optimizer, run_id=options["run_id"], initial_peers=initial_peers, config=config, local=local
-    ) as peer:
+    with peer_of(model, optimizer, options, config) as peer:
         say("in", life=life)
         number, sent = 0, 0
         while not ended.is_set():

@@ -7,7 +7,6 @@ parameters just before it, by name), `after` (the model's just after), `known` (
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from train import say
+from train import peer_of, say
 
-from p2p_diloco import Peer, PeerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 
 SHAPE = GPTConfig(layers=3, width=16, heads=2, context=16)
@@ -34,14 +32,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
     exchanges: list[dict[str, Any]] = []
     local: dict[str, Tensor] = {}
     optimizer.register_step_post_hook(lambda *_: local.update(snapshot(model)))  # before the peer's, which exchanges
-    with Peer(
-        model,
-        optimizer,
-        run_id=case["run_id"],
-        initial_peers=options["initial_peers"],
-        config=case["config"],
-        local=PeerConfig(name=options["name"], open=True),
-    ) as peer:
+    with peer_of(model, optimizer, {**options, **case}, case["config"]) as peer:
         while len(peer.peers) < options["peers"]:  # rounds here are shorter than the time in which peers meet
             time.sleep(0.05)
         exchanges.append({"after": snapshot(model), "fragments": peer.plan.fragments, "peer_id": peer.peer_id})
@@ -68,8 +59,6 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(options: dict[str, Any]) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
-    torch.set_num_threads(1)
     for case in options["cases"]:
         path = Path(options["into"]) / f"{options['name']}-{case['run_id']}.pt"
         torch.save(run(case, options), path)

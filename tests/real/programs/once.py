@@ -9,7 +9,6 @@ At the end θ is written to a file.
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -19,9 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
-from train import say
-
-from p2p_diloco import Peer, PeerConfig
+from train import peer_of, say
 
 
 class Numbers(Dataset[int]):
@@ -53,8 +50,6 @@ def read(lines: list[str]) -> torch.Tensor:
 
 
 def main(options: dict[str, Any]) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
-    torch.set_num_threads(1)
     samples, life, ticks = options["samples"], options["life"], options["ticks"]
     numel = samples + options["lives"] * ticks
     model = nn.Module()
@@ -64,11 +59,9 @@ def main(options: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD([weight], lr=1.0)
     config = {"codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0, "aggregation": "mean", "weighting": "uniform"}
     config |= {"step_limit": 0.0, "slice_elements": options.get("slice_elements", numel), **options["config"]}
-    own = {"cache_dir": f"{options['caches']}/{life}"} if "caches" in options else {}
-    local = PeerConfig(name=options["name"], open=True, **own, **options.get("local", {}))
-    with Peer(
-        model, optimizer, run_id=options["run_id"], initial_peers=options["initial_peers"], config=config, local=local
-    ) as peer:
+    if "caches" in options:
+        options["local"] = {"cache_dir": f"{options['caches']}/{life}", **options.get("local", {})}
+    with peer_of(model, optimizer, options, config) as peer:
         say("in", life=life)
         more: dict[str, Any] = {}
         dataset: Any = Numbers(samples)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import sys
 import time
@@ -18,13 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from train import peer_of, say
 
-from p2p_diloco import P2PDilocoError, Peer, PeerConfig, UsageError
+from p2p_diloco import P2PDilocoError, Peer, UsageError
 from p2p_diloco.peer import ranks
-
-
-def say(what: str, **values: Any) -> None:
-    print(json.dumps({"what": what, "time": time.time(), **values}), flush=True)
 
 
 class Model(nn.Module):
@@ -123,8 +119,6 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
 
 
 def main(options: dict[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
-    torch.set_num_threads(1)
     model: nn.Module = Model()
     if "rank" in options:
         model = spread(model, options)
@@ -133,10 +127,8 @@ def main(options: dict[str, Any]) -> int:
         reached = ranks._reached  # as if rank 0 were on another host
         ranks._reached = lambda place, rank: reached(replace(place, path=""), rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
-    given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
-    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
     try:
-        with Peer(model, optimizer, local=local, **given) as peer:
+        with peer_of(model, optimizer, options) as peer:
             say("in", epoch=peer.epoch, addresses=peer.addresses, local=peer.metrics.local_step, digest=digest_of(peer))
             train(peer, model, optimizer, options)
             say("finished", epoch=peer.epoch, local=fingerprint(getattr(model, "module", model).state_dict()))

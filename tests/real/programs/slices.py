@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
 from typing import Any
 
 import numpy as np
 import torch
-from train import say
-
-from p2p_diloco import Peer, PeerConfig
+from train import peer_of, say
 
 
 def main(options: dict[str, Any]) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    local = PeerConfig(name=options["name"], open=True, found=True, cache_dir=options["cache"])
-    with Peer(model, optimizer, run_id="test", initial_peers=options["initial_peers"], local=local) as peer:
+    options["local"] = {"found": True, "cache_dir": options["cache"]}
+    with peer_of(model, optimizer, options) as peer:
         slices = peer.slices(options["slices"])
         say("in", slices=len(slices))
         sys.stdin.readline()

@@ -29,6 +29,17 @@ def say(what: str, **values: Any) -> None:
     print(json.dumps({"what": what, "time": time.time(), **values}), flush=True)
 
 
+def peer_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any], config: dict[str, Any] | None = None
+) -> Peer:
+    """The peer of a program's options. The program logs under its name, and computes with one thread."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    torch.set_num_threads(1)
+    given = {key: options[key] for key in ("run_id", "initial_peers")}
+    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
+    return Peer(model, optimizer, **given, config=options.get("config", {}) if config is None else config, local=local)
+
+
 def build(options: dict[str, Any]) -> nn.Module:
     model = nn.Module()
     for name, shape in options.get("params", {"w": [3]}).items():
@@ -99,24 +110,15 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
 
 
 def main(options: dict[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
     logging.getLogger("p2p_diloco").setLevel(options.get("log", "DEBUG"))
-    torch.set_num_threads(1)
     if "sabotage" in options:
         sabotage(options["sabotage"])
     model = build(options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    status, local = 0, PeerConfig(name=options["name"], open=True, **options.get("local", {}))
+    status = 0
     say("joining")
     try:
-        with Peer(
-            model,
-            optimizer,
-            run_id=options["run_id"],
-            initial_peers=options["initial_peers"],
-            config=options.get("config", {}),
-            local=local,
-        ) as peer:
+        with peer_of(model, optimizer, options) as peer:
             first, epoch = next(model.parameters()).detach().flatten()[0].item(), peer.epoch
             digest, whole, _ = state_of(peer, epoch)
             say(
