@@ -46,19 +46,27 @@ class Liar:
         self.came: list[tuple[str, Said]] = []
         self.state: State | None = None
         """The newest state that it was told, or that follows from the commits that came."""
+        self.commits: list[m.Commit] = []
+        """The commits that came on the state that it knew."""
         self.present = False
         """Whether it answers probes, and says that it trains."""
         self.works = False
         """Whether it contributes to every round, and computes the means that it owns."""
+        self.eligible = True
+        """Whether it says that others can dial it, so that it leads and owns slices."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
+        self.speed = 1.0
+        """The inner steps a second that it tells."""
         self.ahead = 0
         """How many epochs further than the others it says that it is."""
         self.forks = False
         """Whether what it says it holds has nothing in common with the run's history."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
+        self.leads: Callable[[], Coroutine[Any, Any, None]] = self._nothing
+        """Awaited once: when it leads for the first time."""
         self.elected = False
-        """Whether it has been the leader of a round; it never commits by itself."""
-        self._sequence, self._tasks = 0, set[asyncio.Task[object]]()
+        """Whether it has led."""
+        self._sequence, self._tasks = 0, set[asyncio.Task[None]]()
         self._ready: m.Ready | None = None
         self._close: m.Close | None = None
         self._slices: dict[tuple[int, str], m.Slice] = {}
@@ -129,6 +137,7 @@ class Liar:
             case m.Head(state=state):
                 self._reaches(state)
             case m.Commit(base=base) if self.state is not None and base == self.state.version:
+                self.commits.append(message)
                 self._reaches(append(self.state, message.choice, message.key, message.hashes, self.run.rules))
             case m.Want(what=m.What.READY) if self._ready is not None:
                 self._soon(sender, self._ready)
@@ -151,7 +160,7 @@ class Liar:
         self.rolls.know(state)
         self._slices = {place: part for place, part in self._slices.items() if part.base.epoch >= state.version.epoch}
         if self.present:
-            self._keep(self.tell_all(m.Probe(self.summary())))
+            self._keep(self._tell_all(m.Probe(self.summary())))
         if self.works:
             self._work()
 
@@ -160,8 +169,9 @@ class Liar:
         self._give(ready, self.held.plan.owners)
         if self.leader != self.id:
             self._soon(self.leader, ready)
-        else:
+        elif not self.elected:
             self.elected = True
+            self._keep(self.leads())
 
     def _give(self, ready: m.Ready, owners: tuple[str, ...]) -> None:
         """Send each slice of its contribution to the slice's owner."""
@@ -183,7 +193,10 @@ class Liar:
                 given = [(peer, ready.weight, self._slices[number, peer].payload) for peer, ready in weighted]
                 payload = self.work.mean_of(number, given)
                 of = 0, close.base, close.key, number, hash_of(payload)
-                self._keep(self.tell_all(m.Mean(*of, self.id, seal=self.signatures.of_mean(*of)), payload))
+                self._keep(self._tell_all(m.Mean(*of, self.id, seal=self.signatures.of_mean(*of)), payload))
+
+    async def _nothing(self) -> None:
+        """Commit nothing."""
 
     def closed(self, peer: str) -> None:
         pass
@@ -212,10 +225,16 @@ class Liar:
         """Send a message to every honest node."""
         return list(await asyncio.gather(*(self.tell(node.id, message, payload) for node in self.field.nodes)))
 
-    def _soon(self, to: str, message: Said, payload: memoryview | None = None) -> None:
-        self._keep(self.tell(to, message, payload))
+    async def _tell_all(self, message: Said, payload: memoryview | None = None) -> None:
+        await self.tell_all(message, payload)
 
-    def _keep(self, work: Coroutine[Any, Any, object]) -> None:
+    def _soon(self, to: str, message: Said, payload: memoryview | None = None) -> None:
+        async def tell() -> None:
+            await self.tell(to, message, payload)
+
+        self._keep(tell())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,10 +257,19 @@ class Liar:
         if works:
             self._work()
 
+    async def counted(self) -> None:
+        """Wait until the newest commit has counted its contribution."""
+        await self.until(self.is_counted, "counted", 60.0)
+
+    def is_counted(self) -> bool:
+        """Whether the newest commit that it knows counts it."""
+        member = self.held.roll.get(self.id)
+        return member is not None and member.epoch == self.held.version.epoch
+
     def summary(self, **changes: Any) -> m.Summary:
         """What it says of itself: as far as the honest peers, and at work."""
         model, heads = model_of([self.version()]), self.heads()
-        told = m.Summary(self.incarnation, "worker", True, model, heads, speed=1.0)
+        told = m.Summary(self.incarnation, "worker", self.eligible, model, heads, speed=self.speed)
         return replace(told, **changes)
 
     def version(self) -> Version:
@@ -263,7 +291,7 @@ class Liar:
         """A contribution on the newest version that it knows."""
         id, hashes = self.new_id(), (hash_of(self.gradient()),) * SLICES
         grant = "" if self.invited is None else self.transport.membership.own.id.hex()
-        size = self.weight, self.samples, hashes, 0.0, True, grant
+        size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
         return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
 
     def ready(self) -> m.Ready:

@@ -64,6 +64,8 @@ class RealNode(MemoryPeer):
         self.digests: dict[int, str] = {}
         """Of the whole model, by epoch, as this node has merged them."""
         self.delta, self.step_s = 1.0, STEP_S
+        self.brought_forward: list[bool] = []
+        """For each of its exchanges whether a real trainer would have made it early, because of a nudge."""
         self._training: asyncio.Task[None] | None = None
 
     async def begin(self, initial_peers: list[str]) -> None:
@@ -83,6 +85,7 @@ class RealNode(MemoryPeer):
 
     async def _train(self) -> None:
         while True:
+            self.brought_forward.append(self.memory.goal > self.epoch)
             await self.exchange(self.delta)
             await asyncio.sleep(self.step_s)
 
@@ -129,8 +132,9 @@ class Field:
             raise
 
     def set(self, peers: int, config: dict[str, Any]) -> None:
-        """Set the run's settings and layout."""
-        self.config = {**SETTINGS, "start_peers": peers, **config}
+        """Set the run's settings and layout. A setting of None is left out."""
+        config = {**SETTINGS, "start_peers": peers, **config}
+        self.config = {key: value for key, value in config.items() if value is not None}
         self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["slice_elements"])
 
     def do(self, row: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ over real connections.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from nodes import RUN_ID, SLICES, Field
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node.wire import Describe, Nudge
+from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -136,6 +138,29 @@ def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field) -> 
 
     field.do(row(1e9, 1))
     field.do(row(1.0, 2**40))
+
+
+def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
+    """However often they come, and from however many peers with one invitation: so H stays at half at least."""
+
+    async def row() -> None:
+        async with contextlib.AsyncExitStack() as members:
+            invited = invitation(name="hasty")
+            hasty = [await members.enter_async_context(liar(field, "hasty", invited)) for _ in range(3)]
+            began = [len(node.brought_forward) for node in field.nodes]
+            answers = list[str]()
+            while any(len(node.brought_forward) < begin + 12 for node, begin in zip(field.nodes, began, strict=True)):
+                for member in hasty:
+                    answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
+            await field.tells(
+                "hasty", "the last nudge with the sender's invitation came less than a round ago", nodes=3
+            )
+            assert "" in answers
+            for node, begin in zip(field.nodes, began, strict=True):
+                assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
+            await field.goes_on()
+
+    field.do(row())
 
 
 def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_over(field: Field) -> None:

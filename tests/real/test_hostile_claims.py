@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from liar import Liar, liar
-from nodes import RUN_ID, STEP_S, Field, RealNode
+from nodes import RUN_ID, Field, RealNode
 
-from p2p_diloco.core.messages import Ask
+from p2p_diloco.core.state import SAMPLES_TIMES
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import ending
@@ -42,6 +42,52 @@ def own_field() -> Iterator[Field]:
         yield made
     finally:
         made.end()
+
+
+@pytest.mark.chaos
+def test_samples_that_a_member_invents_count_for_little(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    """It works as the others do, and tells 2^20 samples of each step, which the run allows. A run with
+    `stop_after_samples` would be over with its first contribution."""
+
+    async def row() -> None:
+        async with liar(field, "inflator") as member:
+            member.samples, member.eligible = 2**20, False
+            await member.take_part(works=True)
+            await member.counted()
+            await field.goes_on()
+            version = (await member.look()).version
+            assert member.is_counted()
+            assert version.samples <= (len(field.nodes) + SAMPLES_TIMES) * version.epoch
+
+    field.do(row())
+    assert f"the run counts {SAMPLES_TIMES} of {2**20} samples" in caplog.text
+
+
+@pytest.mark.chaos
+def test_an_invented_speed_does_not_leave_the_others_one_step_a_round() -> None:
+    """With pace="time" the fastest peer's H steps set the time of a round. A member tells 2^40 steps a second, and the
+    others train for a sixteenth of their round still."""
+    field = Field(pace="time", sync_every=20)
+
+    def planned_s() -> set[float]:
+        return {float(node.memory.trains_for_s) for node in field.nodes}
+
+    async def row() -> None:
+        for node in field.nodes:
+            node.memory.step_time_s = 10.0
+            node.memory.steps = node.memory.steps + 1
+        await field.until(lambda: planned_s() == {200.0}, 60.0, "all speeds")
+        async with liar(field, "sprinter") as member:
+            member.speed = 2.0**40
+            await member.take_part()
+            await field.until(lambda: planned_s() == {12.5}, 60.0, "the member's speed, as far as it counts")
+            await field.goes_on()
+            assert planned_s() == {12.5}
+
+    try:
+        field.do(row())
+    finally:
+        field.end()
 
 
 async def tells_wonders(member: Liar) -> None:
@@ -127,27 +173,3 @@ def test_a_false_record_of_the_end_keeps_no_killed_run_from_starting_again(own_f
         await boot.close()
 
     field.do(row())
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_greater_model_that_one_member_tells_is_not_taken(field: Field, forks: bool) -> None:
-    """It says that it is a thousand epochs ahead, on the run's lineage or on one of its own, and would hand over zeros
-    as parameters. Nobody asks for them, and rounds go on as before."""
-
-    async def row() -> None:
-        for node in field.nodes:
-            node.step_s = 1.0  # else no peer seems to be behind for long enough
-        async with liar(field, "usurper") as member:
-            member.ahead, member.forks = 1000, forks
-            await member.take_part()
-            await member.until(lambda: [ask for ask in member.got(Ask) if ask.fragment is None], "asked what it holds")
-            await field.goes_on(8)
-            assert not [ask for ask in member.got(Ask) if ask.fragment is not None]
-            assert field.epoch < member.version().epoch
-
-    try:
-        field.do(row())
-    finally:
-        for node in field.nodes:
-            node.step_s = STEP_S
