@@ -209,17 +209,16 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
 def voted(log: FragmentLog, sender: str, message: Vote) -> None:
     """Record a vote: a promise for this peer's claim, or a word for another holder."""
     round = log.round
-    if log.leads and message.holder != log.me:
-        _voted_for_another(log, sender, message)
-    elif log.leads:
-        if message.term == round.term and round.promised is not None:
+    if message.holder == log.me:
+        if log.leads and message.term == round.term and round.promised is not None:
             round.promised.add(sender)
             round.votes[sender] = message
+    elif log.leads:
+        _voted_for_another(log, sender, message)
     else:
         if sender == round.holder != message.holder:
             round.passed.add(sender)  # it does not hold itself for the holder
-        if message.holder != log.me:
-            _remember(log, message)
+        _remember(log, message)
 
 
 def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:

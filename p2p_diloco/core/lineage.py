@@ -24,8 +24,7 @@ ASKED_MAX = 16
 WITNESSES = 2
 """So many peers that tell one newer state of the own lineage are believed, however many are behind. One could lie."""
 PATIENCE_MAX = 16
-"""While nothing is believed, the time between two questions because of the same peers doubles up to so many times
-`Rules.settle`."""
+"""While nothing is believed, the time between two questions doubles up to so many times `Rules.settle`."""
 
 
 @dataclass(slots=True)
@@ -61,17 +60,15 @@ class Lineage:
         self.inquiry: Inquiry | None = None
         self.since: dict[int, tuple[Version | None, float]] = {}  # by fragment: at which version, since when behind
         self.quiet_until, self.patience = float("-inf"), 1
-        self.in_vain: set[str] = set()  # whose Summary made this peer ask, and nothing was believed
 
     # -- noticing
 
     def tick(self, now: float, *, fetching: bool) -> list[Effect]:
         """Ask if there has been a sign for long enough."""
         self.roster.elsewhere -= {peer for peer in self.roster.elsewhere if self._is_kin(peer)}
-        if self.inquiry is not None or fetching:
+        if self.inquiry is not None or fetching or now < self.quiet_until or not (holders := self.roster.holders()):
             return []
-        holders, quiet = self.roster.holders(), self.in_vain if now < self.quiet_until else set()
-        if not self._has_sign([peer for peer in holders if peer not in quiet], now):
+        if not self._has_sign(holders, now):
             return []
         order = sorted(holders, key=lambda peer: blake2b(f"{self.roster.me}/{peer}".encode(), digest_size=8).digest())
         self.inquiry = Inquiry(now, order[:ASKED_MAX])
@@ -85,15 +82,15 @@ class Lineage:
         return bool(heads) and all(head in known for head, known in zip(heads, links, strict=True))
 
     def _has_sign(self, holders: list[str], now: float) -> bool:
-        if not holders or any(log.state is None for log in self.logs):
-            return bool(holders)
+        if any(log.state is None for log in self.logs):
+            return True
         behind = [self._is_behind(log, holders, now) for log in self.logs]  # each notes since when
         return any(behind)
 
     def _is_behind(self, log: FragmentLog, holders: list[str], now: float) -> bool:
         """Whether others have been ahead, or on another lineage, for longer than a commit is on its way."""
-        ahead = any(self._is_ahead(log, peer) for peer in holders)
-        ahead = ahead or any(key[1] in holders and key[2] > log.epoch for key in log.early)
+        heads = (summary.heads[log.fragment] for p in holders if (summary := self.roster.summary(p)) is not None)
+        ahead = any(epoch > log.epoch for epoch, _ in heads) or any(key[2] > log.epoch for key in log.early)
         apart = not all(log.is_here(peer) for peer in holders)
         if not ahead and not apart:
             self.since.pop(log.fragment, None)
@@ -108,10 +105,6 @@ class Lineage:
         if log.phase in (Phase.LACKING, Phase.APPLYING, Phase.HOLDING):  # parts of the next version come
             since = max(since, min(log.round.moved_at, since + self.rules.fetch_again))
         return now - since >= self.rules.settle
-
-    def _is_ahead(self, log: FragmentLog, peer: str) -> bool:
-        summary = self.roster.summary(peer)
-        return summary is not None and bool(summary.heads) and summary.heads[log.fragment][0] > log.epoch
 
     # -- deciding
 
@@ -138,9 +131,6 @@ class Lineage:
         belief = max((b for b in judged if b is not None), key=_strength, default=(0, NO_MODEL, None))[2]
         if not empty:
             self._note(inquiry.told, believed=belief is not None)
-            ahead = {peer for log in self.logs for peer in self.roster.holders() if self._is_ahead(log, peer)}
-            apart = {peer for log in self.logs for peer in self.roster.holders() if not log.is_here(peer)}
-            self.in_vain = ahead | apart if belief is None else set()
         again = 1 if belief is not None or empty else min(2 * self.patience, PATIENCE_MAX)
         self.patience, self.quiet_until = again, now + again * self.rules.settle
         return belief

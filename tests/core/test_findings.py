@@ -215,18 +215,6 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     assert (log.round.term, log.round.holder) == (0, first)
 
 
-def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
-    """B claims the term, and so does A, which comes back; A gives its claim up for B's. B has promised it meanwhile,
-    and goes on when A votes for B."""
-    world = World("ABC")
-    world.reach(3)
-    first, second, _ = world.peers["A"].state().plan.succession
-    log = world.peers[second].replica.logs[0]
-    claims.yields(log, 3, first)
-    world.handle(second, e.Received(first, Vote(0, log.held.version, 1, second)))
-    assert (log.round.term, log.round.holder) == (4, second)
-
-
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
     world = World("ABC")

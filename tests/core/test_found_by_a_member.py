@@ -413,23 +413,6 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     assert not [ask for ask in world.sent(Ask, to="X") if ask.fragment is not None], "its state was asked for"
 
 
-def test_a_liar_does_not_keep_a_peer_from_finding_that_it_is_behind() -> None:
-    """X has said for long that it is ahead, so A hardly asks any more because of X. When B and C are ahead, A asks."""
-    world = World("ABCX", rules(round_timeout=600.0))
-    world.run(40.0)
-    world.lies.append(says_that_it_is_ahead(world, "X"))
-    silence(world, "X")
-    world.run(100.0)
-    a, b = world.peers["A"], world.peers["B"]
-    assert world.run(60.0, lambda: a.replica.lineage.quiet_until > world.now + 10 * world.rules.settle)
-    missed = a.epoch + 1
-    world.rules_of_net.append(
-        lambda sender, to, m: LOST if to == "A" and isinstance(m, Commit) and m.base.epoch < missed else None
-    )
-    assert world.run(60.0, lambda: b.epoch >= missed)
-    assert world.run(5 * world.rules.settle, lambda: a.epoch >= missed)
-
-
 def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:
     """X has sent all of the first fragment, and nothing of the second for long. A keeps its own model: one fragment of
     each lineage would be neither."""

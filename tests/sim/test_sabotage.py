@@ -570,22 +570,10 @@ IN_STORIES = [
         by_worlds.test_of_three_lineages_the_greatest_is_taken,
     ),
     in_story(
-        Lineage.tick,
-        "if peer not in quiet]",
-        "if not quiet]",
-        by_a_member.test_a_liar_does_not_keep_a_peer_from_finding_that_it_is_behind,
-    ),
-    in_story(
         claims._gives_up,
         "log.phase in (Phase.CLAIMING, Phase.COLLECTING) and",
         "log.phase is Phase.CLAIMING and",
         findings.test_a_claim_whose_promises_are_lost_is_given_up,
-    ),
-    in_story(
-        claims.voted,
-        "if sender == round.holder != message.holder:",
-        "if sender == round.holder != message.holder != log.me:",
-        findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
     ),
     in_story(
         holding.carry_over,
