@@ -27,7 +27,8 @@ DOUBLINGS_MAX = 8
 
 
 class Failures:
-    """How often each donor has failed since it last delivered what was asked of it."""
+    """How often each donor has failed since it last delivered what was asked of it. Others get their turn first, but no
+    failure bars a donor for good: it may be the only one."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
