@@ -2,7 +2,8 @@
 
 Law: functions on one fragment's log. Everybody has promised term 0 to the plan's leader. No promise is given while the
 promised holder is able in the promiser's own view. A vote tells the choice for which its sender has begun a mean, and
-the commit that it knows: whoever wins completes that one. So of one base nobody makes two commits.
+the commit that it knows: whoever wins completes that one. So of one base nobody makes two commits. Claims and votes are
+numbered, because messages overtake each other: an older one than was heard before says nothing.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def vote(log: FragmentLog, to: str) -> Send:
     """Return this peer's vote."""
     round = log.round
     told = round.commit if log.phase in (Phase.LACKING, Phase.APPLYING) else None
-    return Send(to, Vote(log.fragment, log.held.version, round.term, round.holder, round.served, told))
+    return Send(to, Vote(log.fragment, log.held.version, round.term, round.holder, round.served, told, log.turns))
 
 
 # -- claiming
@@ -147,6 +148,7 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     why = "does nothing" if round.holder in round.passed else "is gone"
     text = f"fragment {log.fragment}: this peer leads the round to epoch {log.epoch + 1}; {round.holder} {why}"
     note = [Note("takeover", text)] if round.holder != log.me else []
+    log.turns += 1
     round.term, round.holder, round.promised, round.votes = term, log.me, set(), {}
     if log.phase is Phase.COLLECTING:
         round.phase = Phase.CLAIMING
@@ -158,18 +160,21 @@ def announce(log: FragmentLog) -> list[Effect]:
     peer that reaches the version later does not know of it."""
     if not log.leads or not log.round.term:
         return []
-    claim = Claim(log.fragment, log.held.version, log.round.term)
+    claim = Claim(log.fragment, log.held.version, log.round.term, log.turns)
     return [Send(peer, claim) for peer in log.roster.holders()]
 
 
 def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[Effect]:
     """Handle another peer's claim: promise it, or refuse it and remember it."""
     round = log.round
+    if _is_old(log, sender, message):
+        return []
     if sender == round.holder and message.term == round.term:
+        round.since = message.number
         return [vote(log, sender)]
     if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
         return [vote(log, sender)]
-    round.refused[sender] = message.term
+    round.refused[sender] = message.term, message.number
     given = promise(log, now)
     if given or log.leads:
         return given or [vote(log, sender)]
@@ -179,7 +184,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
 
 def promise(log: FragmentLog, now: float) -> list[Effect]:
     """Promise the greatest of the claims that were refused, if one may be promised now."""
-    due = [(term, peer) for peer, term in log.round.refused.items() if would_promise(log, peer, term, now)]
+    due = [(term, peer) for peer, (term, _) in log.round.refused.items() if would_promise(log, peer, term, now)]
     due = [(term, peer) for term, peer in due if peer == log.me or log.roster.holds_state(peer)]
     if not due:
         return []
@@ -196,8 +201,10 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
         round.waited.pop(holder, None)
     if holder == round.holder:
         round.idle.setdefault(holder, (0, -math.inf))
+    log.turns += 1
     round.term, round.holder, round.promised, round.votes = term, holder, None, {}
-    round.refused.pop(holder, None)
+    told, number = round.refused.pop(holder, (term, math.inf))
+    round.since = number if told == term else math.inf
     round.passed.discard(holder)
     if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
         round.phase, round.commit = Phase.COLLECTING, None
@@ -209,16 +216,26 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
 def voted(log: FragmentLog, sender: str, message: Vote) -> None:
     """Record a vote: a promise for this peer's claim, or a word for another holder."""
     round = log.round
-    if message.holder == log.me:
-        if log.leads and message.term == round.term and round.promised is not None:
+    if _is_old(log, sender, message):
+        return
+    if log.leads and message.holder != log.me:
+        _voted_for_another(log, sender, message)
+    elif log.leads:
+        if message.term == round.term and round.promised is not None:
             round.promised.add(sender)
             round.votes[sender] = message
-    elif log.leads:
-        _voted_for_another(log, sender, message)
     else:
-        if sender == round.holder != message.holder:
-            round.passed.add(sender)  # it does not hold itself for the holder
-        _remember(log, message)
+        if sender == round.holder != message.holder and message.number > round.since:
+            round.passed.add(sender)  # it held the term, and now holds to another peer
+        if message.holder != log.me:
+            _remember(log, message)
+
+
+def _is_old(log: FragmentLog, sender: str, message: Claim | Vote) -> bool:
+    """Whether a newer claim or vote of the sender has been heard in this round. Else remember this one's number."""
+    newest = log.round.heard.get(sender, 0)
+    log.round.heard[sender] = max(newest, message.number)
+    return message.number < newest
 
 
 def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:
@@ -247,7 +264,8 @@ def _remember(log: FragmentLog, message: Vote) -> bool:
     term, holder = message.term, message.holder
     if rank(log, term, holder) <= present(log) or not (entitled(log, holder, term) and able(log, holder)):
         return False
-    log.round.refused[holder] = term
+    if log.round.refused.get(holder, (None, 0))[0] != term:
+        log.round.refused[holder] = term, math.inf
     return True
 
 
@@ -291,5 +309,6 @@ def forgotten_by(log: FragmentLog, peer: str) -> None:
     """Handle a peer's restart or loss: its votes and claims are void."""
     log.round.votes.pop(peer, None)
     log.round.refused.pop(peer, None)
+    log.round.heard.pop(peer, None)
     if log.round.promised is not None:
         log.round.promised.discard(peer)

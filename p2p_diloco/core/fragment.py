@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import deque
 
-from .messages import Commit, Mean, OfRound
+from .messages import Commit, Mean, OfRound, Slice
 from .revision import FOUNDED, Revision
 from .roster import Roster
 from .round import Phase, Round
@@ -36,6 +36,7 @@ class FragmentLog:
         self.fragment, self.rules, self.roster, self.me = fragment, rules, roster, roster.me
         self.state: State | None = None
         self.round = Round()
+        self.turns = 0  # how often this peer has held to another holder, or begun a round: claims and votes tell it
         self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
         self.signed: dict[Version, int] = {}  # versions on which this peer led a round, the newest last: its term then
@@ -191,6 +192,7 @@ class FragmentLog:
         first = plan.succession[0] if plan.succession else self.me
         self.round = Round(phase, now, None, now + self.rules.settle, self.rules.settle, 0, first, owners=plan.owners)
         self.round.moved_at = now
+        self.turns += 1
         if again is not None:
             self._take_up(again)
         elif state.version in self.signed:  # back here with another lineage: what was signed then binds up to its term
@@ -210,7 +212,7 @@ class FragmentLog:
 
     def keep(self, sender: str, message: OfRound) -> None:
         """Keep a message on a version that is not reached. Each sender has equal room, and its oldest goes first."""
-        number = getattr(message, "number", 0)
+        number = message.number if isinstance(message, Slice | Mean) else 0
         self.early[type(message), sender, message.base.epoch, number] = message
         mine = [key for key in self.early if key[1] == sender]
         rounds = self.rules.commits_kept if self.phase is Phase.FETCHING else EARLY_ROUNDS

@@ -227,17 +227,20 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The sender claims the right to write the commit on ``base``. It is repeated while the sender holds the term."""
+    """The sender claims the right to write the commit on ``base``. It is repeated while the sender holds the term.
+    ``number``: a later claim or vote of this process has no lower one."""
 
     fragment: int
     base: Version
     term: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
     """Whom the sender takes for the holder of the term: if that is the receiver, this is a promise. ``served``: the
-    greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows."""
+    greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows. ``number``:
+    as in a Claim."""
 
     fragment: int
     base: Version
@@ -245,6 +248,7 @@ class Vote:
     holder: str
     served: Close | None = None
     commit: Commit | None = None
+    number: int = 0
 
 
 # -- asynchronous mode

@@ -6,6 +6,8 @@ Law: functions on one fragment's log. A mean needs no θ and no decision. The ch
 
 from __future__ import annotations
 
+import math
+
 from . import claims
 from .admission import unsigned
 from .events import Average, Averaged, Complaint, Effect, Send
@@ -29,7 +31,7 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
             return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why or 'its slices'}")]
     if (close.term, sender) != (round.term, round.holder):
         if close.term:
-            round.refused[sender] = close.term
+            round.refused[sender] = close.term, math.inf
         if not claims.would_promise(log, sender, close.term, now):
             return [claims.vote(log, sender)]
         claims.yields(log, close.term, sender)

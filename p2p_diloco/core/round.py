@@ -31,7 +31,9 @@ class Round:
     began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
     come. asks_at, patience: when to ask again for what is missing, and the interval before that.
     term, holder: the greatest claim that this peer has promised to. promised: who promised this peer's own claim; None:
-    it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
+    it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer, each
+    with its number; inf: another peer told it. heard: the number of the newest claim or vote of each peer. since: the
+    holder counts as holder since its claim of this number; inf: it hasn't been heard; -1: it holds by the plan.
     handed: who has this peer's own contribution, and since when.
     waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
     it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last came.
@@ -56,7 +58,9 @@ class Round:
     holder: str = ""
     promised: set[str] | None = None
     votes: dict[str, Vote] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, tuple[int, float]] = field(default_factory=dict)
+    heard: dict[str, int] = field(default_factory=dict)
+    since: float = -1
     waited: dict[str, float] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
     idle: dict[str, tuple[int, float]] = field(default_factory=dict)

@@ -215,6 +215,53 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     assert (log.round.term, log.round.holder) == (0, first)
 
 
+def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
+    """A has claimed the term, and B has promised it. A gives its claim up for B's, which is on its way: B goes on when
+    A votes for B. A vote that A gave before its claim, and that comes late, says nothing."""
+    world = World("ABC")
+    world.reach(3)
+    first, second, _ = world.peers["A"].state().plan.succession
+    log = world.peers[second].replica.logs[0]
+    version, number = log.held.version, 100
+    log.round.passed.add(first)
+    world.handle(second, e.Received(first, Claim(0, version, 3, number)))
+    assert (log.round.term, log.round.holder) == (3, first)
+    world.handle(second, e.Received(first, Vote(0, version, 1, second, number=number - 1)))
+    assert (log.round.term, log.round.holder) == (3, first)
+    world.handle(second, e.Received(first, Vote(0, version, 1, second, number=number + 1)))
+    assert (log.round.term, log.round.holder) == (4, second)
+
+
+def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
+    """C tells B that A has claimed the term. Of A's votes B can't know whether they are older than that claim."""
+    world = World("ABC")
+    world.reach(3)
+    first, second, third = world.peers["A"].state().plan.succession
+    log = world.peers[second].replica.logs[0]
+    log.round.passed.add(first)  # else nobody promises A's claim
+    claims.yields(log, 3, first)
+    claims.voted(log, first, Vote(0, log.held.version, 1, third, number=100))
+    assert first not in log.round.passed
+    claims.claimed(log, first, Claim(0, log.held.version, 3, 101), world.now)
+    claims.voted(log, first, Vote(0, log.held.version, 1, third, number=102))
+    assert first in log.round.passed
+
+
+def test_a_promise_that_was_overtaken_is_none() -> None:
+    """C promises B's claim, and then A's later one. B hears of them in the other order, and does not count C."""
+    world = World("ABC")
+    world.reach(3)
+    first, second, third = world.peers["A"].state().plan.succession
+    log = world.peers[second].replica.logs[0]
+    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    claims.voted(log, third, Vote(0, log.held.version, 3, first, number=8))
+    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    claims.voted(log, third, Vote(0, log.held.version, 1, second, number=7))
+    assert log.round.promised == set()
+    claims.voted(log, third, Vote(0, log.held.version, 1, second, number=8))
+    assert log.round.promised == {third}
+
+
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
     world = World("ABC")

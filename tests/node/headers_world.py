@@ -102,7 +102,7 @@ class Run:
             3.5, False, (101, -1), ((0, (peer, other)),), (chains, chains),
         )  # fmt: skip
         uses = (Use(data, ((0, 500), (700, 1100)), 4000),)
-        vote = m.Vote(0, base, 0, peer)
+        vote = m.Vote(0, base, 0, peer, number=7)
         tables = (Table(data, 900, (Lease(peer, 9, 0, 300, 90),), (Lease(other, 9, 500, 600, 80),)),)
         asked = replace(self.state, tables=tables, revision=revision)
         return [
@@ -113,7 +113,7 @@ class Run:
             self.close, replace(self.close, choice=None),
             m.Mean(0, base, key, 23, "", self.me, seal=SEAL), m.Lack(0, base, key, ((3, (peer, other)), (9, (peer,)))),
             self.commit, m.Want(0, base, m.What.MEANS, (1, 2, 3), key), m.Want(0, base, m.What.READY),
-            m.Claim(0, base, 3), vote, replace(vote, served=self.close, commit=self.commit),
+            m.Claim(0, base, 3, 7), vote, replace(vote, served=self.close, commit=self.commit),
             m.Held(1, version), m.Stale(0, id, version), m.Ask(), m.Ask(1, (4, 5)),
             m.Told((base, version), (self.state.links, (*chains, (version.epoch, version.digest))), True),
             m.Head(0, self.state, tuple(hashed(number) for number in range(SLICES))), m.Head(0, asked),

@@ -576,6 +576,30 @@ IN_STORIES = [
         findings.test_a_claim_whose_promises_are_lost_is_given_up,
     ),
     in_story(
+        claims.voted,
+        "if sender == round.holder != message.holder and",
+        "if sender == round.holder != message.holder != log.me and",
+        findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
+    ),
+    in_story(
+        claims.yields,
+        "(holder, (term, math.inf))",
+        "(holder, (term, -1))",
+        findings.test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing,
+    ),
+    in_story(
+        claims.claimed,
+        "round.since = message.number",
+        "pass",
+        findings.test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing,
+    ),
+    in_story(
+        claims._is_old,
+        "return message.number < newest",
+        "return False",
+        findings.test_a_promise_that_was_overtaken_is_none,
+    ),
+    in_story(
         holding.carry_over,
         "is_stale(log, ready.base) or ",
         "",
