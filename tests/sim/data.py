@@ -16,7 +16,7 @@ from p2p_diloco.core.leases import DataSet, DataUse, Tables, Use
 from p2p_diloco.core.spans import Spans, length, taken
 from p2p_diloco.core.version import life_of
 
-from .model import Fate, require
+from .model import Fate, Trainer, require
 from .witness import bits
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Data:
         self.world, self.rng = world, Random(f"data {world.seed}")
         self.set = DataSet("train", settings.samples, settings.data_epochs)
         self.positions: dict[int, Spans] = {}  # inner step → what it used
-        self.supplies: dict[int, Supply] = {}  # id of a trainer → its supply
+        self.supplies: dict[Trainer, Supply] = {}
         self.seen: dict[str, tuple[int, int]] = {}  # peer → inner steps of its last θ, and their positions as bits
 
     def of(self, process: Process) -> Supply:
@@ -64,7 +64,7 @@ class Data:
         life = life_of(process.replica.incarnation)
         wants = 2 * PER_STEP * process.interval * len(self.world.rules.fragments)
         made = Supply(DataUse(self.set, process.name, life, wants))
-        return self.supplies.setdefault(id(process.trainer), made)
+        return self.supplies.setdefault(process.trainer, made)
 
     # -- what a trainer does
 

@@ -294,17 +294,17 @@ def account(world: World) -> Counter[str]:
         if not process.blocked:
             world.feed(process, Merge())
     # these have not merged yet what their contribution led to: an exchange goes on, or a state is fetched first
-    blocked = {id(p.trainer) for p in world.alive.values() if p.blocked or p.replica.merging}
-    living = {id(p.trainer) for p in world.alive.values()}
+    blocked = {p.trainer for p in world.alive.values() if p.blocked or p.replica.merging}
+    living = {p.trainer for p in world.alive.values()}
     present = [newest(world, unit).replica.holds(unit) for unit in world.units]
     steps: Counter[str] = Counter()
     for name, trainer in world.trainers.all:
         for unit in world.units:
             counted = present[unit]
             pending = trainer.pending(unit)
-            if id(trainer) in blocked:
+            if trainer in blocked:
                 pending &= ~(trainer.delta[unit] & counted)
-            if id(trainer) in living:
+            if trainer in living:
                 require(not pending & counted, "c", f"{name}: steps both counted and pending in unit {unit}")
                 missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[unit]
                 require(not missing, "f", f"{name}: steps {bin(missing)} of unit {unit} are unaccounted for")

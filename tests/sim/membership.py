@@ -65,7 +65,7 @@ class Membership:
 
     world: World
     quiet_from: float = -math.inf
-    _lives: dict[int, Attended] = field(default_factory=dict)
+    _lives: dict[Process, Attended] = field(default_factory=dict)
     _first: dict[tuple[int, Version | None], float] = field(default_factory=dict)  # by unit and version: the first send
 
     @property
@@ -171,7 +171,7 @@ class Membership:
 
     def _life(self, process: Process) -> Attended:
         """Return the record of this process."""
-        return self._lives.setdefault(id(process), Attended())
+        return self._lives.setdefault(process, Attended())
 
     def _judged(self, since: float, life: Attended) -> bool:
         """Whether an event at time ``since`` is judged: there must have been no fault for long enough before it."""

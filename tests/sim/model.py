@@ -60,7 +60,7 @@ class Fate(Enum):
     DROPPED = "dropped"  # nothing stays
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Trainer:
     """One incarnation of a trainer: its local parameters, and which of its inner steps were sent, counted or
     dropped."""

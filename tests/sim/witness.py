@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
 
-from .model import Fate, require
+from .model import Fate, Trainer, require
 
 if TYPE_CHECKING:
     from .face import Merged, Step
@@ -31,7 +31,7 @@ class Witness:
         # true if no peer is cut off, and at most as many die at a time as there are successors
         self.one_line = one_line
         self.begun: list[dict[int, Version]] = []  # by inner step and unit: the version that the step was made on
-        self.bases: dict[int, dict[int, Version]] = {}  # id of a trainer → by unit: the version last merged
+        self.bases: dict[Trainer, dict[int, Version]] = {}  # by unit: the version last merged
         self.filled: dict[Of, int] = {}  # submissions in the Delayed Nesterov buffer
         self.epochs: dict[tuple[int, int], Version] = {}  # (unit, epoch) → its only version
         self.authors: dict[Of, str] = {}  # the peer whose outer step led to it
@@ -43,13 +43,13 @@ class Witness:
 
     def stepped(self, process: Process) -> None:
         """Record that a trainer has made an inner step, and on which versions."""
-        self.begun.append({**self.bases.get(id(process.trainer), {})})
+        self.begun.append({**self.bases.get(process.trainer, {})})
 
     def merges(self, process: Process, one: Merged) -> None:
         """Record that a trainer merges a newer state. Steps that it made during its exchange now count as made on the
         new version."""
         unit, trainer = one.unit, process.trainer
-        self.bases.setdefault(id(trainer), {})[unit] = one.version
+        self.bases.setdefault(trainer, {})[unit] = one.version
         for step in bits(trainer.pending(unit)) if one.fate is Fate.COUNTED else ():
             self.begun[step][unit] = one.version
 
