@@ -1,8 +1,8 @@
-# Commands for contributors. `make test` is what CI runs; it only needs Python 3.10 to 3.14 and network access.
+# Commands for contributors. `make test` is what CI runs; it only needs Python 3.10 to 3.15 and network access.
 
 # The newest fitting interpreter that runs (a version manager's stub may be on the PATH but not work).
-FITS := import sys, venv; assert (3, 10) <= sys.version_info < (3, 15); print(sys.executable)
-PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3.10 python3 python; do \
+FITS := import sys, venv; assert (3, 10) <= sys.version_info < (3, 16); print(sys.executable)
+PYTHON ?= $(shell for p in python3.15 python3.14 python3.13 python3.12 python3.11 python3.10 python3 python; do \
 	$$p -c "$(FITS)" 2>/dev/null && break; done)
 VENV ?= .venv
 # What pip installs as torch, before the packages that depend on it. On Linux PyPI's build includes CUDA, 2 GB;
@@ -27,7 +27,7 @@ help:  ## list the targets
 setup: $(STAMP)  ## build .venv with all that tests and demo need
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.14 found; name one: make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.15 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot,hf,lightning,otlp]'

@@ -98,15 +98,15 @@ def test_each_sample_comes_once_an_epoch_in_the_streams_order(workers: int) -> N
     assert alone(Counting(100), 7, epochs=1, length=40) == whole[:40]
 
 
+def own_process() -> Iterator[int]:
+    mine = os.getpid()
+    for _ in range(10):
+        yield mine
+
+
 def test_a_worker_begins_anew() -> None:
     """It would share the open files of the process that forked it."""
-
-    def process() -> Iterator[int]:
-        mine = os.getpid()
-        for _ in range(10):
-            yield mine
-
-    one = Stream(process, 10, "train")
+    one = Stream(own_process, 10, "train")
     assert one[0] == os.getpid()
     assert [*DataLoader(one, batch_size=None, sampler=[1], num_workers=1)] != [os.getpid()]
 

@@ -79,8 +79,8 @@ def versions() -> Iterator[Found]:
     other = [pin for pin in pins if installed.get(pin[0], pin[1]) != pin[1]]
     if None in installed.values():
         yield Found("bad", text, f"pip install {PACKAGE}")
-    elif not (3, 10) <= sys.version_info < (3, 15):
-        yield Found("bad", text, "use Python 3.10 to 3.14")
+    elif not (3, 10) <= sys.version_info < (3, 16):
+        yield Found("bad", text, "use Python 3.10 to 3.15")
     elif other:
         name, version = other[0]
         needs = f"{text}: this version of p2p_diloco needs {name} {version}"
