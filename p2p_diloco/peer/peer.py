@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -90,9 +91,13 @@ class Peer:
         In a command of `p2p-diloco join`, the settings that `join` was given count where these arguments give none.
 
         Raises:
-            UsageError: the peer would be in another run than the one that `join` was given.
+            UsageError: the peer would be in another run than the one that `join` was given; or a worker process, such
+                as a DataLoader's, imports the script and would start a second peer.
         """
         show_log()
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+            wrong = "a worker process has imported this script, which would start a second peer"
+            raise UsageError(wrong, mend='put what the script does below `if __name__ == "__main__":`')
         of_join = settings_of_join()
         given = {} if of_join is None else of_join[1].given
         given |= local.given if isinstance(local, PeerConfig) else local or {}

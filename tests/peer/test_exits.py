@@ -6,7 +6,10 @@ H is far above the number of steps, so that only the last exchange counts them. 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +71,18 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
     trainee.signal(signal.SIGKILL)
     trainee.status()
     swarm.gone()
+
+
+def test_a_worker_that_imports_the_script_starts_no_second_peer(tmp_path: Path) -> None:
+    """The script lacks the guard that a spawned process needs. That process says so, and joins nothing."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from p2p_diloco import Peer\n"
+        "Peer(None, None)\n"
+        "if __name__ == '__main__':\n"
+        "    worker = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    worker.start(), worker.join()\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert 'put what the script does below `if __name__ == "__main__":`' in ended.stderr
