@@ -157,7 +157,11 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
 
 def announce(log: FragmentLog) -> list[Effect]:
     """Return this peer's claim, for every holder of a state. It is repeated while this peer holds the term, because a
-    peer that reaches the version later does not know of it."""
+    peer that reaches the version later does not know of it. One that has yielded says so instead: others may still
+    hold to it."""
+    if log.round.led and not log.leads:
+        word = Vote(log.fragment, log.held.version, log.round.term, log.round.holder, number=log.turns)
+        return [Send(peer, word) for peer in log.roster.holders() if peer != log.round.holder]
     if not log.leads or not log.round.term:
         return []
     claim = Claim(log.fragment, log.held.version, log.round.term, log.turns)
@@ -201,7 +205,7 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
         round.waited.pop(holder, None)
     if holder == round.holder:
         round.idle.setdefault(holder, (0, -math.inf))
-    log.turns += 1
+    log.turns, round.led = log.turns + 1, round.led or log.leads
     round.term, round.holder, round.promised, round.votes = term, holder, None, {}
     told, number = round.refused.pop(holder, (term, math.inf))
     round.since = number if told == term else math.inf

@@ -107,6 +107,9 @@ def waits_until(log: FragmentLog, peer: str) -> float:
     seen = log.misses.get(peer, deque())
     if all(seen) and len(seen) >= (MISSES_MAX if behind else ROUNDS_SEEN):
         return opened + (0.0 if log.epoch % TRIED_EVERY else usual)
+    summary = log.roster.summary(peer)
+    if log.round.term and summary is not None and summary.sent and summary.sent[log.fragment] >= log.epoch:
+        return opened + log.grace()  # it says that its Ready is out: those that contribute wait no longer
     if evidence(log, peer) >= log.epoch:
         return opened + (usual if misses_often(log, peer) or behind else log.rules.round_timeout)
     return opened + min(log.rules.round_timeout, usual * (1 << min(sum(seen), DOUBLINGS_MAX)))

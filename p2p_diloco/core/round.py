@@ -30,10 +30,11 @@ class Round:
 
     began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
     come. asks_at, patience: when to ask again for what is missing, and the interval before that.
-    term, holder: the greatest claim that this peer has promised to. promised: who promised this peer's own claim; None:
-    it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer, each
-    with its number; inf: another peer told it. heard: the number of the newest claim or vote of each peer. since: the
-    holder counts as holder since its claim of this number; inf: it hasn't been heard; -1: it holds by the plan.
+    term, holder: the greatest claim that this peer has promised to. since: the number of that claim; inf: the holder
+    itself has not told it; -1: it holds by the plan. led: this peer has held the term in this round, and yielded.
+    promised: who promised this peer's own claim; None: it needs none. votes: the newest votes about this peer's claim
+    or lead. refused: by peer, its claim that was not promised, (term, number); inf: another peer told it. heard: by
+    peer, the number of its newest claim or vote.
     handed: who has this peer's own contribution, and since when.
     waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
     it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last came.
@@ -61,6 +62,7 @@ class Round:
     refused: dict[str, tuple[int, float]] = field(default_factory=dict)
     heard: dict[str, int] = field(default_factory=dict)
     since: float = -1
+    led: bool = False
     waited: dict[str, float] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
     idle: dict[str, tuple[int, float]] = field(default_factory=dict)

@@ -49,8 +49,10 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
         confirms = {p: log.grace() if holding.was_waited_for(log, p) else log.holds_within() for p in held}
         return confirms | dict.fromkeys(claims.missing(log), promises)
     holder, since = round.handed
-    if holder != round.holder or not claims.able(log, holder):
+    if holder != claims.target(log)[1] or not claims.able(log, holder):
         return {}
+    if holder != round.holder and holder in round.heard and not claims.impatient(log, now):
+        return {}  # it should claim, and holds to another peer, which may be gone for this peer alone
     working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
     if len(working) < closing.needed(log) or moving or (excuses(log, holder) and _has_time(log, since, now)):

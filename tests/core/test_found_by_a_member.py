@@ -346,6 +346,46 @@ def silence(world: World, silent: str) -> None:
     world.rules_of_net.append(lambda sender, to, m: LOST if sender in silent and isinstance(m, OF_ROUNDS) else None)
 
 
+def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, Message], Message]:
+    """A lie of this peer: that it is where A is, and, if `sent`, that its contribution is out."""
+
+    def lie(sender: str, _to: str, message: Message) -> Message:
+        version = world.peers["A"].replica.logs[0].held.version
+        if sender == silent and isinstance(message, Probe | ProbeAck) and message.summary.heads:
+            heads, out = ((version.epoch, version.digest),), (version.epoch if sent else -1,)
+            return replace(message, summary=replace(message.summary, heads=heads, sent=out))
+        return message
+
+    return lie
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> None:
+    """B leads and dies. C, the next, answers probes, and neither claims nor contributes. E leads without it; C may say
+    that its contribution is out, which the others believe, so E does not wait for it until the deadline either."""
+    world = World("ABCDE", rules(round_timeout=20.0))
+    world.reach(3)
+    leader, second, *others = world.peers["A"].state().plan.succession
+    assert "A" in others
+    silence(world, second)
+    world.lies.append(stands_by(world, second, sent=sent))
+    world.kill(leader)
+    assert world.run(60.0, lambda: all(world.peers[peer].epoch > 3 for peer in others))
+
+
+def test_a_leader_that_yields_says_so() -> None:
+    """A yields to a claim of X, of which the others have not heard, and X dies. They don't go on waiting for A."""
+    world = World("ABCX")
+    world.reach(3)
+    leader, *others = world.peers["A"].state().plan.succession
+    gone = others.pop()
+    world.kill(gone)
+    claims.yields(world.peers[leader].replica.logs[0], 3, gone)
+    world.run(2 * world.rules.probe_every)
+    assert all(leader in world.peers[peer].replica.logs[0].round.passed for peer in others)
+    assert world.run(20.0, lambda: all(world.peers[peer].epoch > 3 for peer in (leader, *others)))
+
+
 def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, Message], Message]:
     """A lie of these peers: that they are five epochs ahead of A."""
 

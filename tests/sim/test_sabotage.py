@@ -600,6 +600,24 @@ IN_STORIES = [
         findings.test_a_promise_that_was_overtaken_is_none,
     ),
     in_story(
+        waits.awaited,
+        "if holder != claims.target(log)[1] or",
+        "if holder != round.holder or",
+        partial(by_a_member.test_a_successor_that_only_says_that_it_lives_is_passed_over, False),
+    ),
+    in_story(
+        closing.waits_until,
+        "if log.round.term and summary is not None",
+        "if False and summary is not None",
+        partial(by_a_member.test_a_successor_that_only_says_that_it_lives_is_passed_over, True),
+    ),
+    in_story(
+        claims.announce,
+        "if log.round.led and not log.leads:",
+        "if False:",
+        by_a_member.test_a_leader_that_yields_says_so,
+    ),
+    in_story(
         holding.carry_over,
         "is_stale(log, ready.base) or ",
         "",
