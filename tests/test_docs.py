@@ -284,7 +284,7 @@ def test_the_readmes_example_runs() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    weights = re.search(r"'weight', tensor\(\[\[(\S+), (\S+)\]\]\)", done.stdout)
+    weights = re.search(r"'weight'[,:] tensor\(\[\[(\S+), (\S+)\]\]\)", done.stdout)
     assert weights is not None, done.stdout
     assert [float(weight) for weight in weights.groups()] == pytest.approx([1.0, 1.0], abs=0.02)
 
