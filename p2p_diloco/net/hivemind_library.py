@@ -72,8 +72,8 @@ def _ask_later(package: ModuleType, homes: dict[str, str]) -> None:
     vars(package)["__getattr__"] = load
 
 
-# Hivemind makes a lock on import, which nobody here takes. One for several processes needs /dev/shm, which containers may
-# lack, and from Python 3.14 on a process that watches it.
+# Hivemind makes a lock on import, which nobody here takes. One for several processes needs /dev/shm, which containers
+# may lack, and from Python 3.14 on a process that watches it.
 _lock_of_processes, multiprocessing.Lock = multiprocessing.Lock, threading.Lock  # type: ignore[assignment]
 _IS_FIRST = "hivemind" not in sys.modules
 if _IS_FIRST:

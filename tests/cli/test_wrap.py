@@ -27,7 +27,7 @@ sys.exit(wrap.run_command(command, os.environ))
 SLEEPER = """
 import os, signal, sys, time
 def told(number, frame):
-    os.write(1, f"got {number}\n".encode())
+    os.write(1, f"got {number}\\n".encode())
     sys.exit(40 + number)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, told)
