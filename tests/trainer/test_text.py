@@ -77,7 +77,7 @@ def test_too_little_text_is_told(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\0" if name.endswith(".bin") else b"short")
-    with pytest.raises(ConfigError, match="too little .hidden and binary files are left out.;"):
+    with pytest.raises(ConfigError, match=r"too little \(hidden and binary files are left out\);"):
         load_text(tmp_path)
 
 
