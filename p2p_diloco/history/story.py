@@ -141,8 +141,9 @@ class Story:
         most = max(sorted(set(awaited)), key=awaited.count)
         often = awaited.count(most)
         last = f"; {most} was waited for in {often}" if most and len(calm) > 2 and often > len(calm) / 2 else ""
-        text = f"{self.name(calm[0])} to {self.name(calm[-1])}: {took[len(took) // 2]:.2f} s each"
-        text = f"{text} ({took[0]:.2f} to {took[-1]:.2f}){last}"
+        which = f"epochs {calm[0].epoch} to {calm[-1].epoch}"
+        which = f"{self.name(calm[0])} to {self.name(calm[-1])}" if self.fragments > 1 else which
+        text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
         text = text if len(calm) > 1 else f"{self.name(calm[0])} took {took[0]:.2f} s"
         self.lines.append(Line(calm[0].ended, "rounds", "", text, WEIGHTS["rounds"]))
 

@@ -78,7 +78,7 @@ def test_a_round_that_waits_for_a_newcomer_names_it() -> None:
 
 def test_a_newcomer_makes_no_round_slow() -> None:
     text = after(join(), 20.0)
-    assert "p2 joins at epoch 7: it holds the state 1.1 s after its start 7.40 epoch 8 to epoch 20: 1.00 s each" in text
+    assert "p2 joins at epoch 7: it holds the state 1.1 s after its start 7.40 epochs 8 to 20: 1.00 s each" in text
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -37,8 +37,8 @@ MENDS = {
     (OTHER_ID,): "the bootstrap has a new identity: use {place}/p2p/{told}, and start the bootstrap with "
     "--identity-path so that the identity stays",
     ("connection", "something", "it takes"): "start the bootstrap again there: `p2p-diloco bootstrap {open}--port "
-    "{port}`; if it runs, take the address from the join line that it prints, and check to which machine a router "
-    "forwards port {port}",
+    "{port}`; if it runs, it has another port, or listens on loopback alone, or a router forwards the port to another "
+    "machine: take the address from the join line that it prints",
 }
 """Beginnings of the reasons why an initial peer doesn't answer -> the mend."""
 ANY_MEND = "take the address from the bootstrap's join line"
