@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from p2p_diloco.core import events as e
@@ -85,7 +86,7 @@ def rounds(entries: Sequence[Entry], fragments: int) -> list[Round]:
         for fragment, epoch, _ in moved(entry):
             if epoch and fragment < fragments:
                 if (fragment, epoch) not in found and isinstance(entry.what, e.Applied):
-                    why = list(_chain(entries, causes, at, began))[::-1]
+                    why = _chain(entries, causes, at, began)
                     found[fragment, epoch] = Round(fragment, epoch, began, entry.time, {}, why)
                     began = entry.time
                 if (fragment, epoch) in found:
@@ -93,21 +94,18 @@ def rounds(entries: Sequence[Entry], fragments: int) -> list[Round]:
     return list(found.values())
 
 
-def _chain(entries: Sequence[Entry], causes: Sequence[tuple[int, str]], at: int, since: float) -> Iterator[Hop]:
-    """What the time from `since` to the entry with the index `at` went to, newest part first."""
-    until, part = entries[at].time, None
+def _chain(entries: Sequence[Entry], causes: Sequence[tuple[int, str]], at: int, since: float) -> list[Hop]:
+    """What the time from `since` to the entry with the index `at` went to, oldest part first. Neighbours of one text
+    are one part."""
+    hops: list[Hop] = []
+    until = entries[at].time
     while until > since and at >= 0:
         at, text = causes[at]
-        begun = max(since, entries[at].time) if at >= 0 else since
-        if part is not None and part.text == text:
-            part = part._replace(since=begun)
-        elif begun < until:
-            if part is not None:
-                yield part
-            part = Hop(begun, until, text)
-        until = min(until, begun)
-    if part is not None:
-        yield part
+        begun = min(until, max(since, entries[at].time)) if at >= 0 else since
+        hops.append(Hop(begun, until, text))
+        until = begun
+    told = groupby((hop for hop in reversed(hops) if hop.since < hop.until), lambda hop: hop.text)
+    return [Hop(alike[0].since, alike[-1].until, text) for text, alike in ((text, [*group]) for text, group in told)]
 
 
 def _causes(entries: Sequence[Entry]) -> Iterator[tuple[int, str]]:
