@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.history.entry import Entry, tell
 from p2p_diloco.node.history import SUFFIX, Fed, Head, read_line
 
@@ -90,7 +90,7 @@ def _heads(paths: Sequence[Path]) -> Iterator[tuple[Path, Head]]:
                     raise ValueError("it does not begin as a history does")
                 yield file, head
             except UNREADABLE as error:
-                wrong = f"is no history: {error}"
+                wrong = f"is no history: {reason(error) if isinstance(error, OSError) else error}"
                 if file in paths:
                     mend = f"name a file or a folder of histories (*{SUFFIX})"
                     raise ConfigError(wrong, key="paths", value=file, mend=mend) from None

@@ -76,7 +76,7 @@ class Story:
                     self._fork(entry, commit.fragment, commit.version.epoch)
                 case Start() if not isinstance(entry.what, Found):
                     epoch, since = (
-                        min(epoch for _, epoch, _ in versions),
+                        min((epoch for _, epoch, _ in versions), default=0),
                         entry.time - self._started.get(me, entry.time),
                     )
                     after = f" {since:.1f} s after its start" if since >= 0.05 else ""
