@@ -48,7 +48,9 @@ class Story:
     def __init__(self, entries: Sequence[Entry], fragments: int) -> None:
         """`fragments`: how many the model has."""
         self.fragments, self.rounds, self.lines = fragments, rounds(entries, fragments), list[Line]()
-        self._about: dict[tuple[str, str], Line] = {}
+        took = [[one.took for one in self.rounds[1:] if one.fragment == of] for of in range(fragments)]
+        self._usual = [median(each or [0.0]) for each in took]
+        self._about: dict[tuple[str, str], Line] = {}  # by kind, and what it is about: the last line
         self._started: dict[str, float] = {}
         self._versions: dict[tuple[int, int], dict[str, str]] = {}  # by fragment and epoch: digest -> who made it
         for entry in entries:
@@ -119,9 +121,13 @@ class Story:
         deaths = [line.time for line in self.lines if line.kind == "death"]
 
         def alone(one: Round) -> str:
-            slow = one.took > max(SLOW * self.usually(one), self.usually(one) + SLOW_S)
+            """Why a round is told alone; empty: it is not."""
             bereaved = any(one.began <= death < one.ended for death in deaths)
-            return "first" if one is self.rounds[0] else ("slow", "bereaved")[bereaved] if slow else "usual" * bereaved
+            if one is self.rounds[0]:
+                return "first"
+            if one.took > max(SLOW * self.usually(one), self.usually(one) + SLOW_S):
+                return "bereaved" if bereaved else "slow"
+            return "usual" if bereaved else ""
 
         for key, group in groupby(self.rounds, lambda one: alone(one) or sum(cut < one.ended for cut in cuts)):
             if isinstance(key, int):
@@ -149,7 +155,7 @@ class Story:
 
     def usually(self, one: Round) -> float:
         """The seconds that a round of the same fragment usually takes; 0 if no round after the first is known."""
-        return median([other.took for other in self.rounds[1:] if other.fragment == one.fragment] or [0.0])
+        return self._usual[one.fragment]
 
     def name(self, one: Round) -> str:
         """The name of a round."""
