@@ -59,10 +59,12 @@ FOUNDER = {
 OFTEN_SET = "Often set"
 _OFTEN = ("initial_peers", "invite", "run_id", "name", "open", "sync_every", "start_peers", "stop_after_epochs",
           "checkpoint_dir", "from_checkpoint")  # fmt: skip
-_PANELS = {"All peers agree": RunConfig, "This peer": PeerConfig, "The built-in trainer": TrainerConfig}
 JOIN = {
     OFTEN_SET: _OFTEN,
-    **{panel: tuple(key for key in of.model_fields if key not in _OFTEN) for panel, of in _PANELS.items()},
+    **{
+        panel: tuple(key for key in model.model_fields if key not in _OFTEN)
+        for panel, model in zip(("All peers agree", "This peer", "The built-in trainer"), MODELS, strict=True)
+    },
 }
 """The settings that `join` has flags for, by the panel of its help text: all of them."""
 
