@@ -6,11 +6,11 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.config import TrainerConfig
-from p2p_diloco.trainer.train import learning_rate, run_horizon
+from p2p_diloco.trainer.train import run_horizon, share_of_rate
 
 
 def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_ratio: float = 0.1) -> float:
-    return learning_rate(step, horizon=horizon, peak=2.0, warmup_steps=warmup_steps, min_ratio=min_ratio)
+    return 2.0 * share_of_rate(TrainerConfig(warmup_steps=warmup_steps, min_lr_ratio=min_ratio), step, step, horizon)
 
 
 @pytest.mark.parametrize(
