@@ -124,12 +124,7 @@ def train(
     next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
     while not peer.finished and (config.steps is None or progress.steps < config.steps):
         run = peer.config
-        horizon = run_horizon(
-            epochs=run.stop_after_epochs,
-            sync_every=run.sync_every,
-            own_steps=config.steps,
-            submitters=max(1, peer.metrics.peers) if run.mode == "async" else 1,
-        )
+        horizon = run_horizon(run, config.steps, max(1, peer.metrics.peers) if run.mode == "async" else 1)
         _follow_schedule(optimizer, peer.global_step, progress.steps, horizon, config)
         loss = _backward(model, next(batches), config.clip)
         peer.report(loss=loss, samples=config.batch_size)
@@ -238,11 +233,11 @@ def share_of_rate(config: TrainerConfig, step: int, own_step: int, horizon: int 
     return risen * (least + (1 - least) * (1 + math.cos(math.pi * gone)) / 2)
 
 
-def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
+def run_horizon(run: RunConfig, own_steps: int | None, submitters: int = 1) -> int | None:
     """Return the inner step at which the schedule ends: the run's last step if it is known, else this peer's last step;
     None if neither is known. `submitters`: in asynchronous mode the number of peers, because each peer's submission
     makes an epoch; otherwise 1."""
-    return own_steps if epochs is None else epochs * sync_every // submitters
+    return own_steps if run.stop_after_epochs is None else run.stop_after_epochs * run.sync_every // submitters
 
 
 # -- what is reported

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.train import run_horizon, share_of_rate
@@ -26,10 +27,11 @@ def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
 
 
 def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
-    assert run_horizon(epochs=30, sync_every=20, own_steps=50) == 600
-    assert run_horizon(epochs=30, sync_every=20, own_steps=50, submitters=3) == 200
-    assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
-    assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None
+    run = RunConfig(stop_after_epochs=30, sync_every=20)
+    assert run_horizon(run, 50) == 600
+    assert run_horizon(run, 50, 3) == 200
+    assert run_horizon(RunConfig(), 50) == 50
+    assert run_horizon(RunConfig(), None) is None
 
 
 @pytest.mark.parametrize(
