@@ -55,10 +55,8 @@ class Child:
         self.printed = Lines(folder / f"{name}.out")
         with (folder / f"{name}.out").open("wb") as out, self.log.open("wb") as log:
             # of a session of its own: the terminal sends ^C to this process alone, which ends the child in order
-            environment = {**without_ours(os.environ), "PYTHONUNBUFFERED": "1"}
-            self.process = tied(
-                command, stdin=stdin, stdout=out, stderr=log, env=environment, start_new_session=True
-            )  # fmt: skip
+            env = {**without_ours(os.environ), "PYTHONUNBUFFERED": "1"}
+            self.process = tied(command, stdin=stdin, stdout=out, stderr=log, env=env, start_new_session=True)
 
     @property
     def status(self) -> int | None:
