@@ -14,6 +14,7 @@ from itertools import groupby
 from statistics import median
 
 from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
+from p2p_diloco.core.messages import Commit
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import STARTED
 from p2p_diloco.history.rounds import CRASHED, Round, moved, rounds
@@ -59,7 +60,7 @@ class Story:
         self.lines.sort(key=lambda line: line.time)
 
     def _read(self, entry: Entry) -> None:
-        me, versions = entry.peer, list(moved(entry))
+        me = entry.peer
         match entry.what:
             case str(text) if text.startswith(STARTED):
                 self._started[me] = entry.time
@@ -72,15 +73,10 @@ class Story:
         for effect in entry.effects:
             match effect:
                 case Apply(commit):
-                    of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight) or "no contribution"
-                    made = self._versions.setdefault((commit.fragment, commit.version.epoch), {})
-                    made.setdefault(commit.version.digest, f"one made by {commit.leader} from {of}")
-                    self._fork(entry, commit.fragment, commit.version.epoch)
+                    self._made(entry, commit)
                 case Start() if not isinstance(entry.what, Found):
-                    epoch, since = (
-                        min((epoch for _, epoch, _ in versions), default=0),
-                        entry.time - self._started.get(me, entry.time),
-                    )
+                    epoch = min((epoch for _, epoch, _ in moved(entry)), default=0)
+                    since = entry.time - self._started.get(me, entry.time)
                     after = f" {since:.1f} s after its start" if since >= 0.05 else ""
                     self._say(entry, "join", f"{me} joins at epoch {epoch}: it holds the state{after}", me)
                 case Finished():
@@ -89,19 +85,24 @@ class Story:
                     self._note(entry, kind, re.sub(r"^fragment \d+: ", "", text))
 
     def _note(self, entry: Entry, kind: str, text: str) -> None:
-        me, about = entry.peer, text.split()[0]
+        me, about = entry.peer, text.partition(" ")[0]
         if kind == "died":
             self._say(entry, "death", f"{me} notes that {text}", about)
         elif kind not in ("joined", "left") or about not in self._started:  # else its own history tells that
             told = text.replace("this peer", me, 1) if about == "this" else f"{me} notes {kind}: {text}"
             self._say(entry, kind, told, text)
 
-    def _fork(self, entry: Entry, fragment: int, epoch: int) -> None:
-        """Add a line if a fragment has a second version of this epoch, and had one of the epoch before."""
-        made, before = self._versions[fragment, epoch], self._versions.get((fragment, epoch - 1), {})
-        if len(made) == 2 > len(before):
-            text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made.values())}"
-            self._say(entry, "fork", text, "versions")
+    def _made(self, entry: Entry, commit: Commit) -> None:
+        """Remember who made a version. Add a line if it is the second one of its epoch, and the epoch before has
+        not two."""
+        fragment, epoch = commit.fragment, commit.version.epoch
+        made, before = self._versions.setdefault((fragment, epoch), {}), self._versions.get((fragment, epoch - 1), {})
+        if commit.version.digest not in made:
+            of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight) or "no contribution"
+            made[commit.version.digest] = f"one made by {commit.leader} from {of}"
+            if len(made) == 2 > len(before):
+                text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made.values())}"
+                self._say(entry, "fork", text, "versions")
 
     def _say(self, entry: Entry, kind: str, text: str, about: str = "") -> None:
         """Add a line; or if another peer has just said that of the same thing, this peer to its line."""
