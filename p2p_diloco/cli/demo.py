@@ -311,12 +311,12 @@ def held_out(rows_of: Iterable[Iterable[Row]]) -> tuple[tuple[float, float], ...
 # -- the report
 
 REPORT = """\
-held-out loss  the run {swarm_loss:.3f}, one peer alone {alone_loss:.3f}: {gain}
-rounds         {epochs}, of {sync_every} inner steps each
-kill -9        {kill[peer]}, due to average a part of the next round, half-way from outer step {kill[epoch]}
-next commit    {kill[next_commit_s]} s after the kill; usual round: {kill[usual_round_s]} s
-newcomer       {newcomer[peer]}: {came}
-digests equal  {equal}
+held-out loss|the run {swarm_loss:.3f}, one peer alone {alone_loss:.3f}: {gain}
+rounds|{epochs}, of {sync_every} inner steps each
+kill -9|{kill[peer]}, due to average a part of the next round, half-way from outer step {kill[epoch]}
+next commit|{kill[next_commit_s]} s after the kill; usual round: {kill[usual_round_s]} s
+newcomer|{newcomer[peer]}: {came}
+digests equal|{equal}
 """
 NOTES = """
 data-parallel: what as many steps send with an all-reduce in each, a ring of {first} peers in {codec}: {whole} a step \
@@ -335,12 +335,15 @@ def report(outcome: Mapping[str, Any]) -> Iterator[RenderableType]:
     came += f" {outcome['peers'][-1]['rounds']} rounds"
     ended = {peer["name"]: peer["digest"] for peer in outcome["peers"] if peer["fate"] == "finished"}
     equal = f"yes, on {', '.join(ended)}: {next(iter(ended.values()), '')}"
-    findings = REPORT.format(
+    told = REPORT.format(
         **outcome,
         gain=f"{abs(better):.3f} nats a byte {'better' if better > 0 else 'WORSE'}",
         came="came too late: the run was over" if late["epoch"] is None else came,
         equal=equal if outcome["digests_equal"] else f"NO: {ended}",
     )
+    findings = Table.grid(padding=(0, 2, 0, 0))
+    for line in told.splitlines():
+        findings.add_row(*line.split("|", 1))
     peers = Table("peer", "fate", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("steps", "rounds", "waited", "sent", "received", "data-parallel", "fewer"):
         peers.add_column(title, justify="right", no_wrap=True)
@@ -351,4 +354,4 @@ def report(outcome: Mapping[str, Any]) -> Iterator[RenderableType]:
         peers.add_row(peer["name"], peer["fate"], f"{peer['steps']:,}", str(peer["rounds"]), waited, *amounts, fewer)
     whole, png = bytes_of(outcome["data_parallel_bytes_per_step"], " "), outcome["plot"] or NO_PNG
     notes = NOTES.format(**outcome, first=len(FIRST), codec=CODEC, whole=whole, name=FIRST[0], png=png)
-    yield from (findings, peers, notes)
+    yield from (findings, "", peers, notes)
