@@ -13,7 +13,7 @@ from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.text import Batches, held_out_batches, training_part
-from p2p_diloco.trainer.train import BETAS, learning_rate, mean_loss, new_optimizer, warm_start
+from p2p_diloco.trainer.train import BETAS, mean_loss, new_optimizer, share_of_rate, warm_start
 
 MUON_LR = 0.02
 """For the matrices of the blocks; all other parameters have AdamW's rate. Both follow one schedule."""
@@ -89,19 +89,12 @@ class Learner:
 
     def step(self, run_step: float) -> None:
         """Make one inner step, with the learning rate of the run's step."""
-        factor = learning_rate(
-            int(run_step),
-            own_step=self._steps,
-            horizon=self._horizon,
-            peak=1.0,
-            warmup_steps=self._config.warmup_steps,
-            min_ratio=self._config.min_lr_ratio,
-        )
+        share = share_of_rate(self._config, int(run_step), self._steps, self._horizon)
         torch.autograd.backward(self.model(*next(self._batches)))
         nn.utils.clip_grad_norm_(self.model.parameters(), self._config.clip)
         for optimizer, peak in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = peak * factor
+                group["lr"] = peak * share
             optimizer.step()
             optimizer.zero_grad()
         self._steps += 1

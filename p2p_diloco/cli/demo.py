@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +34,8 @@ Row = Mapping[str, Any]
 """A line of a peer's log: one inner step or one evaluation."""
 RUN_ID, FIRST, NEWCOMER, ALONE = "demo", ("alice", "bob", "carol"), "dave", "alone"
 SYNC_EVERY, WARM_START, CODEC, BYTES_OF_A_PARAMETER = 20, 100, "bf16", 2
+X_LABEL, Y_LABEL = "inner steps of each peer", "held-out loss (nats a byte)"
 NO_PNG = 'there is no PNG without matplotlib; for one: pip install "p2p-diloco[plot]"'
-TRAINER = {"threads": 1, "eval_every_epochs": 2}
 WHOLE_STEPS = {"start_peers": 1, "outer_lr": 1, "outer_momentum": 0, "codec": "fp32", "num_shards": 1, "pause_s": 0}
 """In a run of one peer, an outer step with these settings takes over what the peer has trained: it trains alone."""
 LOOK_EVERY_S, LINE_EVERY_S, PATIENCE_S = 0.1, 10.0, 180.0
@@ -77,10 +77,9 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
         sys.stderr.write(f"p2p-diloco: interrupted; what was written is in {folder}\n")
         return exit_code(interrupt)
     curves = Curve("the run", "●", outcome["swarm_curve"]), Curve("one peer alone", "○", outcome["alone_curve"])
-    x_label, y_label = "inner steps of each peer", "held-out loss (nats a byte)"
     with contextlib.suppress(ImportError):  # without matplotlib there is only the plot as text
         title, path = "Three peers in one run, and one peer alone", folder / "losses.png"
-        write_png(path, curves, stage.moments, title=title, x_label=x_label, y_label=y_label)
+        write_png(path, curves, stage.moments, title=title, x_label=X_LABEL, y_label=Y_LABEL)
         outcome["plot"] = str(path)
     text = json.dumps(outcome, ensure_ascii=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -88,7 +87,7 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
         typer.echo(text)
     else:
         console = Console(markup=False, highlight=False)
-        plot = text_plot(curves, stage.moments, outcome["steps"], min(console.width, 78), 12, f"{y_label} by {x_label}")
+        plot = text_plot(curves, stage.moments, outcome["steps"], min(console.width, 78), 12, f"{Y_LABEL} by {X_LABEL}")
         console.print("", *plot, "", *report(outcome), sep="\n")
     return 0 if outcome["digests_equal"] else 1
 
@@ -110,23 +109,12 @@ class Player:
     def trains(self) -> bool:
         return not self.child.killed and self.child.status is None
 
-    @property
-    def epoch(self) -> int:
-        """The number of outer steps that the peer has seen; -1 before its first inner step in the run."""
-        return self.rows[-1]["epoch"] if self.rows else -1
-
-    @property
-    def steps(self) -> int:
-        return self.rows[-1]["step"] if self.rows else 0
-
 
 class Stage:
     """The demo's processes, and what has happened to them."""
 
     def __init__(self, script: Script, children: Children) -> None:
         self.script, self.children, self.folder = script, children, children.folder
-        self.founds = {"sync_every": SYNC_EVERY, "stop_after_epochs": script.epochs, "warm_start": WARM_START}
-        """The settings that only the founder of a run gets."""
         self.players: dict[str, Player] = {}
         self.moments: list[Moment] = []
         self._began = self._news_at = self._line_at = time.monotonic()
@@ -135,26 +123,26 @@ class Stage:
     def play(self) -> dict[str, Any]:
         """Play the whole demo. Returns its outcome, still without a plot."""
         bootstrap = self._start("bootstrap")
-        (printed,) = self.until(lambda: bootstrap.printed.new() or None, "the bootstrap's address")
-        address = str(printed["maddrs"][0])
+        address = self.until(bootstrap.printed.new, "the bootstrap's address")[0]["maddrs"][0]
         self.tell(f"the bootstrap listens at {address}")
-        alone = self._join(ALONE, address, **{**self.founds, **WHOLE_STEPS})
+        founds = {"sync_every": SYNC_EVERY, "stop_after_epochs": self.script.epochs, "warm_start": WARM_START}
+        alone = self._join(ALONE, address, **{**founds, **WHOLE_STEPS})
         name, *others = FIRST
-        founder = self._join(name, address, **self.founds, start_peers=len(FIRST), codec=CODEC)
+        founder = self._join(name, address, **founds, start_peers=len(FIRST), codec=CODEC)
         self._start("status", "--initial-peers", address, "--run-id", RUN_ID, "--interval", "1")
         self.tell(f"{name} makes {WARM_START} steps as a warm start, then founds the run")
-        self.until(lambda: bool(founder.rows), f"{name} to found the run")
+        self.until(lambda: founder.rows, f"{name} to found the run")
         self.tell(f"{name} has founded the run; {' and '.join(others)} join with the bootstrap's address")
         for other in others:
             self._join(other, address)
-        self.until(lambda: all(peer.epoch >= 1 for peer in self.peers), "the first outer step")
+        self.until(lambda: all(peer.rows and peer.rows[-1]["epoch"] for peer in self.peers), "the first outer step")
         self.tell(f"all {len(FIRST)} train: {SYNC_EVERY} inner steps each, then an outer step together")
         self.tell(f"to watch them: p2p-diloco status --initial-peers {address} --run-id {RUN_ID}")
         kill, newcomer = self._kill(), self._replace(address)
         self.until(lambda: not any(peer.trains for peer in self.peers), "the end of the run")
         self.tell(f"the run has ended for all, after {self.epoch} outer steps")
         self.until(lambda: not alone.trains, "the peer alone")
-        self.until(lambda: True, "the last lines")
+        self._look()
         return self._outcome(alone, kill, newcomer)
 
     def _kill(self) -> dict[str, Any]:
@@ -165,8 +153,9 @@ class Stage:
         killed_at = victim.child.kill()
         self.moments.append(Moment(victim.rows[-1]["global_step"], f"{victim.name} killed"))
         self.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead, due to average in round {epoch + 1}")
-        rows_of, times = [peer.rows for peer in survivors], list(commit_times(survivors[0].rows).values())
+        times = list(commit_times(survivors[0].rows).values())
         usual_s = round(median(later - earlier for earlier, later in pairwise(times)), 2)
+        rows_of = [peer.rows for peer in survivors]
         took_s = self.until(lambda: next_commit_s(rows_of, epoch, killed_at), "the survivors' next commit")
         names = " and ".join(peer.name for peer in survivors)
         self.tell(f"{names} made the next commit {took_s} s after the kill (usual round: {usual_s} s)")
@@ -184,7 +173,7 @@ class Stage:
         """Start a new peer with the bootstrap's address, and wait until it is in the run."""
         others, newcomer = self.peers, self._join(NEWCOMER, address)
         self.tell(f"{NEWCOMER} is started with the bootstrap's address, and nothing else")
-        self.until(lambda: bool(newcomer.rows) or not any(peer.trains for peer in others), f"{NEWCOMER} to join")
+        self.until(lambda: newcomer.rows or not any(peer.trains for peer in others), f"{NEWCOMER} to join")
         if not newcomer.rows:
             newcomer.child.kill()
             self.tell(f"{NEWCOMER} came too late: the run is over")
@@ -212,21 +201,20 @@ class Stage:
             "swarm_curve": swarm_curve, "alone_curve": alone_curve, "folder": str(self.folder), "plot": None,
         }  # fmt: skip
 
-    # -- processes
+    # -- processes, and what is known of them
 
     def _start(self, command: str, *words: str) -> Child:
         return self.children.start(command, module("p2p_diloco", command, *words, "--json", "--logs", "plain"))
 
     def _join(self, name: str, address: str, **settings: object) -> Player:
-        log, alone = self.folder / f"{name}.jsonl", name == ALONE
-        told = {"name": name, "run_id": ALONE if alone else RUN_ID, "log_path": log, "pause_s": self.script.pause_s}
-        flags = [part for key, value in {**told, **TRAINER, **settings}.items() for part in (flag(key), str(value))]
+        log, run_id = self.folder / f"{name}.jsonl", ALONE if name == ALONE else RUN_ID
+        told = {"name": name, "run_id": run_id, "log_path": log, "pause_s": self.script.pause_s, "threads": 1}
+        told |= {"eval_every_epochs": 2, **settings}
+        flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = module("p2p_diloco", "join", "--initial-peers", address, "--summary-json", "--logs", "plain", *flags)
-        polite = ["nice", "-n", "10"] if alone else []  # the run gets the processor first
+        polite = ["nice", "-n", "10"] if name == ALONE else []  # the run gets the processor first
         self.players[name] = Player(name, self.children.start(name, [*polite, *join]), Lines(log))
         return self.players[name]
-
-    # -- what is known
 
     @property
     def peers(self) -> list[Player]:
@@ -236,7 +224,8 @@ class Stage:
     @property
     def epoch(self) -> int:
         """The highest number of outer steps that any peer has seen."""
-        return max([0, *(peer.epoch for peer in self.peers)])
+        seen: list[int] = [peer.rows[-1]["epoch"] for peer in self.peers if peer.rows]
+        return max([0, *seen])
 
     def tell(self, text: str) -> None:
         """Write a sentence to stderr, with the time since the demo's start."""
@@ -245,8 +234,7 @@ class Stage:
         typer.echo(f"{minutes}:{seconds:02} {text}", err=True)
 
     def until(self, condition: Callable[[], T | None], what: str) -> T:
-        """Wait until `condition` returns something other than None and False, and return that. `what`: what is waited
-        for, for an error's text.
+        """Wait until `condition` returns something true, and return that. `what`: what is waited for.
 
         Raises:
             P2PDilocoError: a process failed, or nothing happened for `PATIENCE_S`.
@@ -254,21 +242,20 @@ class Stage:
         self._news_at = time.monotonic()
         while True:
             self._look()
-            found = condition()
-            if found is not None and found is not False:
+            if found := condition():
                 return found
             if time.monotonic() - self._news_at > PATIENCE_S:
                 mend = f"see the logs in {self.folder}"
                 raise P2PDilocoError(f"nothing has happened for {PATIENCE_S:g} s while waiting for {what}", mend=mend)
             if time.monotonic() - self._line_at > LINE_EVERY_S:
-                steps = ", ".join(f"{each.name} {each.steps}" for each in self.players.values() if each.trains)
+                steps = ", ".join(f"{it.name} {steps_of(it.rows)}" for it in self.players.values() if it.trains)
                 self.tell(f"outer step {self.epoch} of {self.script.epochs}; inner steps: {steps}")
             time.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:
         """Read what the processes have written since the last look."""
         for child in self.children.all:
-            if child.failed:
+            if child.status and not child.killed:
                 wrong = f"{child.name} ended with status {child.status} ({child.last_words()})"
                 raise P2PDilocoError(wrong, mend=f"its log is {child.log}")
         for player in self.players.values():
@@ -285,12 +272,16 @@ class Stage:
 
 def outcome_of(player: Player, step_bytes: int) -> dict[str, Any]:
     """The outcome of a peer, from the summary that it printed. For a killed peer, from what it published last."""
-    summary = next(iter(player.child.printed.new()[-1:]), {})
+    summary, steps = next(iter(player.child.printed.new()[-1:]), {}), steps_of(player.rows)
     known = {**player.told, "rounds": len(commit_times(player.rows)), "digest": "", **summary}
     fate = "finished" if summary.get("stopped") == "finished" else "killed" if player.rows else "late"
-    named = ("rounds", "waiting_s", "bytes_sent", "bytes_received", "digest")
-    own = {"name": player.name, "fate": fate, "steps": player.steps, "data_parallel_bytes": player.steps * step_bytes}
-    return own | {key: known.get(key) for key in named}
+    own = {"name": player.name, "fate": fate, "steps": steps, "data_parallel_bytes": steps * step_bytes}
+    return own | {key: known.get(key) for key in ("rounds", "waiting_s", "bytes_sent", "bytes_received", "digest")}
+
+
+def steps_of(rows: Sequence[Row]) -> int:
+    """How many inner steps a peer has made."""
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def commit_times(rows: Iterable[Row]) -> dict[int, float]:
@@ -319,43 +310,48 @@ def held_out(rows_of: Iterable[Iterable[Row]]) -> tuple[tuple[float, float], ...
 
 # -- the report
 
+REPORT = """\
+held-out loss|the run {swarm_loss:.3f}, one peer alone {alone_loss:.3f}: {gain}
+rounds|{epochs}, of {sync_every} inner steps each
+kill -9|{kill[peer]}, due to average a part of the next round, half-way from outer step {kill[epoch]}
+next commit|{kill[next_commit_s]} s after the kill; usual round: {kill[usual_round_s]} s
+newcomer|{newcomer[peer]}: {came}
+digests equal|{equal}
+"""
+NOTES = """
+data-parallel: what as many steps send with an all-reduce in each, a ring of {first} peers in {codec}: {whole} a step \
+for {parameters:,} parameters. sent, received: all messages, with the state that newcomers were given; of a killed \
+peer, as it published them last. waited: {name}, too, for the others to start. alone: the same trainer, text, seed and \
+warm start of {warm_start} steps; the run has seen up to three times as much text.
+
+{seconds:.0f} s on {cores} cores. {folder}/summary.json has all figures.
+The plot: {png}"""
+
 
 def report(outcome: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What the demo prints below its plot."""
-    findings, peers = Table.grid(padding=(0, 2, 0, 0)), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, text in _findings(outcome).items():
-        findings.add_row(title, text)
-    for title in ("peer", "fate", "steps", "rounds", "waited", "sent", "received", "data-parallel", "fewer"):
-        peers.add_column(title, justify="left" if title in ("peer", "fate") else "right", no_wrap=True)
+    better, late = outcome["alone_loss"] - outcome["swarm_loss"], outcome["newcomer"]
+    came = f"in the run {late['joined_s']} s after its start, at outer step {late['epoch']}; contributed to"
+    came += f" {outcome['peers'][-1]['rounds']} rounds"
+    ended = {peer["name"]: peer["digest"] for peer in outcome["peers"] if peer["fate"] == "finished"}
+    equal = f"yes, on {', '.join(ended)}: {next(iter(ended.values()), '')}"
+    told = REPORT.format(
+        **outcome,
+        gain=f"{abs(better):.3f} nats a byte {'better' if better > 0 else 'WORSE'}",
+        came="came too late: the run was over" if late["epoch"] is None else came,
+        equal=equal if outcome["digests_equal"] else f"NO: {ended}",
+    )
+    findings = Table.grid(padding=(0, 2, 0, 0))
+    for line in told.splitlines():
+        findings.add_row(*line.split("|", 1))
+    peers = Table("peer", "fate", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("steps", "rounds", "waited", "sent", "received", "data-parallel", "fewer"):
+        peers.add_column(title, justify="right", no_wrap=True)
     for peer in outcome["peers"]:
         sent, whole = peer["bytes_sent"], peer["data_parallel_bytes"]
         amounts = [bytes_of(amount, " ") for amount in (sent, peer["bytes_received"], whole)]
         waited, fewer = figure(peer["waiting_s"], ".1f", " s"), figure(whole / sent if sent else None, ".0f", "x")
         peers.add_row(peer["name"], peer["fate"], f"{peer['steps']:,}", str(peer["rounds"]), waited, *amounts, fewer)
-    yield from (findings, "", peers, "")
-    yield (
-        f"data-parallel: what as many steps send with an all-reduce in each, a ring of {len(FIRST)} peers in {CODEC}:"
-        f" {bytes_of(outcome['data_parallel_bytes_per_step'], ' ')} a step for {outcome['parameters']:,} parameters."
-        " sent, received: all messages, with the state that newcomers were given; of a killed peer, as it published"
-        f" them last. waited: {FIRST[0]}, too, for the others to start. alone: the same trainer, text, seed and warm"
-        f" start of {outcome['warm_start']} steps; the run has seen up to three times as much text."
-    )
-    yield f"\n{outcome['seconds']:.0f} s on {outcome['cores']} cores. {outcome['folder']}/summary.json has all figures."
-    yield f"The plot: {outcome['plot'] or NO_PNG}"
-
-
-def _findings(outcome: Mapping[str, Any]) -> dict[str, str]:
-    kill, late, better = outcome["kill"], outcome["newcomer"], outcome["alone_loss"] - outcome["swarm_loss"]
-    gain = f"{abs(better):.3f} nats a byte {'better' if better > 0 else 'WORSE'}"
-    came = f"in the run {late['joined_s']} s after its start, at outer step {late['epoch']}; contributed to"
-    came += f" {outcome['peers'][-1]['rounds']} rounds"
-    ended = {peer["name"]: peer["digest"] for peer in outcome["peers"] if peer["fate"] == "finished"}
-    equal = f"yes, on {', '.join(ended)}: {next(iter(ended.values()), '')}"
-    return {
-        "held-out loss": f"the run {outcome['swarm_loss']:.3f}, one peer alone {outcome['alone_loss']:.3f}: {gain}",
-        "rounds": f"{outcome['epochs']}, of {outcome['sync_every']} inner steps each",
-        "kill -9": f"{kill['peer']}, due to average a part of the next round, half-way from outer step {kill['epoch']}",
-        "next commit": f"{kill['next_commit_s']} s after the kill; usual round: {kill['usual_round_s']} s",
-        "newcomer": f"{late['peer']}: {'came too late: the run was over' if late['epoch'] is None else came}",
-        "digests equal": equal if outcome["digests_equal"] else f"NO: {ended}",
-    }
+    whole, png = bytes_of(outcome["data_parallel_bytes_per_step"], " "), outcome["plot"] or NO_PNG
+    notes = NOTES.format(**outcome, first=len(FIRST), codec=CODEC, whole=whole, name=FIRST[0], png=png)
+    yield from (findings, "", peers, notes)

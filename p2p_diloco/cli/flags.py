@@ -57,41 +57,16 @@ FOUNDER = {
 """What they mean for a command that changes a run."""
 
 OFTEN_SET = "Often set"
+_OFTEN = ("initial_peers", "invite", "run_id", "name", "open", "sync_every", "start_peers", "stop_after_epochs",
+          "checkpoint_dir", "from_checkpoint")  # fmt: skip
 JOIN = {
-    OFTEN_SET: (
-        "initial_peers", "invite", "run_id", "name", "open", "sync_every", "start_peers", "stop_after_epochs",
-        "checkpoint_dir", "from_checkpoint",
-    ),
-    "All peers agree: inner and outer steps": (
-        "mode", "pace", "outer", "outer_optimizer", "outer_options", "outer_lr", "outer_momentum", "nesterov",
-        "weighting", "aggregation", "step_limit", "audit_rate", "buffers", "stop_after_samples",
-    ),
-    "All peers agree: exchanges": (
-        "num_fragments", "fragment_layout", "slice_elements", "overlap_steps", "merge", "merge_alpha", "codec",
-        "reply_codec", "rounding",
-    ),
-    "All peers agree: waiting for each other": (
-        "min_peers", "round_timeout", "pause_timeout", "heartbeat_interval", "heartbeat_timeout", "successors",
-    ),
-    "All peers agree: asynchronous runs": (
-        "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness", "carry_rounds",
-    ),
-    "This peer": (
-        "found", "role", "identity_path", "node_threads", "wait_timeout", "on_exit", "exit_timeout", "restart_wait",
-        "new_generation",
-    ),
-    "This peer's network": (
-        "host_maddrs", "announce_maddrs", "client_mode", "direct", "direct_port", "relay_mbit", "map_port",
-    ),
-    "This peer's files": ("save_every", "keep", "history_path", "history_bytes", "cache_dir", "cache_bytes"),
-    "This peer's metrics": ("metrics_port", "metrics_host", "otlp_endpoint"),
-    "The built-in trainer": (
-        "data", "num_shards", "shard_index", "layers", "width", "heads", "context", "steps", "warm_start", "batch_size",
-        "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "clip", "seed", "eval_every_epochs", "eval_batches",
-        "threads", "device", "pause_s", "log_path", "summary_json",
-    ),
-}  # fmt: skip
-"""The settings that `join` has flags for, by the panel of its help text; every setting is in one."""
+    OFTEN_SET: _OFTEN,
+    **{
+        panel: tuple(key for key in model.model_fields if key not in _OFTEN)
+        for panel, model in zip(("All peers agree", "This peer", "The built-in trainer"), MODELS, strict=True)
+    },
+}
+"""The settings that `join` has flags for, by the panel of its help text: all of them."""
 
 
 def with_settings(

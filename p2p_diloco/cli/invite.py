@@ -91,7 +91,7 @@ def revoke(
 
     path = key or only_key()
     shared_invitation(path)  # raises ConfigError, for instance for a mistyped path
-    _ids_of(Issued.beside(path), name)  # raises UsageError
+    _checked(Issued.beside(path), name)  # raises UsageError
     _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
 
 
@@ -122,8 +122,7 @@ def kick(
     try:
         name = _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
     except NoBootstrapReached:
-        if not _known(Issued.beside(path), name):
-            _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
+        _checked(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
         raise
     if left := _other_ways_in(Issued.beside(path), name):
         log.warning(
@@ -169,24 +168,26 @@ async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple
     key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
     own = founders_own(shared.run_id, key)
     async with observer(addresses, own) as dht:
-        if not _known(issued, name):
+        if not _grants(issued, name):
             name = await _invitation_of(dht, shared.run_id, name, issued)
-        ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
+        ids = _grants(issued, name)
         return name, ids, await _revoke(dht, own, key, issued, ids)
 
 
-def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
-    ids = issued.ids_of(name) or _as_id(name)
-    if not ids:
+def _grants(issued: Issued, name: str) -> list[bytes]:
+    """The ids of the grants that were made for the peer with this id; or else of those of this name, or with this
+    id."""
+    of_the_peer = [bytes.fromhex(entry.id) for entry in issued.entries if entry.peer == name]
+    as_id = [bytes.fromhex(name)] if re.fullmatch(r"[0-9a-f]{16}", name) else []
+    return of_the_peer or issued.ids_of(name) or as_id
+
+
+def _checked(issued: Issued, name: str) -> None:
+    """Raise UsageError if `name` means no grant."""
+    if not _grants(issued, name):
         known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
         mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
         raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
-    return ids
-
-
-def _known(issued: Issued, name: str) -> bool:
-    """Whether `name` is an invitation's name, a grant's id, or a peer that an invitation was made for."""
-    return bool(issued.ids_of(name) or _as_id(name)) or any(entry.peer == name for entry in issued.entries)
 
 
 async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -> str:
@@ -202,7 +203,7 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
     seen, record = await look(dht, run_id), await run_record(dht, run_id)
     peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
     if not any(name in (peer.name, peer.peer_id) for peer in peers):
-        _ids_of(issued, name)  # raises UsageError
+        _checked(issued, name)  # raises UsageError
     open_ones = sorted({entry.name for entry in issued.entries if _lets_anyone_in(entry)})
     others = [p for p in peers if name not in (p.name, p.peer_id) and p.peer_id != founder]
     others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
@@ -213,12 +214,6 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
         wrong += f"; these peers may have, too: {', '.join(sorted(peer.name for peer in others))}"
     mend = "put out all that use one with `p2p-diloco revoke`, and give those who stay one each (p2p-diloco invite)"
     raise UsageError(wrong, key="NAME", value=name, mend=mend)
-
-
-def _targets(issued: Issued, name: str) -> list[str]:
-    """The grants to revoke in order to put out `name`: the ids of the invitations made for the peer with this id; if
-    there are none, `name` itself."""
-    return [entry.id for entry in issued.entries if entry.peer == name] or [name]
 
 
 def _other_ways_in(issued: Issued, name: str) -> str:
@@ -289,7 +284,3 @@ def seconds(text: str) -> float:
     if found is None or not int(found[1]):
         raise UsageError("is no length of time", key="--expires", value=text, mend="write it like 7d, 12h or 30m")
     return int(found[1]) * _UNITS[found[2]]
-
-
-def _as_id(text: str) -> list[bytes]:
-    return [bytes.fromhex(text)] if re.fullmatch(r"[0-9a-f]{16}", text) else []

@@ -11,8 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from p2p_diloco.errors import UsageError
@@ -61,33 +60,30 @@ def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
 def above(console: Console) -> Iterator[None]:
     """Within the block, log lines that go to the terminal appear above what is drawn live on this console. Without this
     they would move the cursor, and the next drawing would leave parts of the one before."""
-    from rich.logging import RichHandler
-
-    handlers = logging.getLogger().handlers if sys.stderr.isatty() else []
-    before = list[Callable[[], object]]()
-    for handler in handlers:
-        if isinstance(handler, RichHandler):
-            before.append(partial(setattr, handler, "console", handler.console))
-            handler.console = console
-        elif isinstance(handler, logging.StreamHandler):
-            before.append(partial(handler.setStream, handler.stream))
-            handler.setStream(sys.stderr)  # which `rich.live` has replaced
+    root = logging.getLogger()
+    before = root.handlers
+    if sys.stderr.isatty():
+        root.handlers = [_rich(console)]
     try:
         yield
     finally:
-        for restore in before:
-            restore()
+        root.handlers = before
 
 
 def _destination(form: str) -> logging.Handler:
     if form == "rich":
         from rich.console import Console
-        from rich.logging import RichHandler
 
-        handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
-        handler.setFormatter(logging.Formatter("%(message)s"))  # the level has a column of its own
-        return handler
+        return _rich(Console(stderr=True))
     to_stderr = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter(PLAIN)
     to_stderr.setFormatter(JsonLines() if form == "json" else plain)
     return to_stderr
+
+
+def _rich(console: Console) -> logging.Handler:
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, log_time_format="[%X]")
+    handler.setFormatter(logging.Formatter("%(message)s"))  # the level has a column of its own
+    return handler

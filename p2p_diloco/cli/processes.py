@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,6 @@ from p2p_diloco.settings import without_ours
 
 LEAVE_S = 6.0
 """Seconds that processes have to end when asked to: a peer first tells the others that it leaves."""
-GONE_S = 5.0
-"""Seconds that the system may take to remove a killed process."""
-LOOK_EVERY_S = 0.05
 
 
 def module(name: str, *arguments: str) -> list[str]:
@@ -51,22 +48,15 @@ class Lines:
 
 
 class Child:
-    """A child process."""
+    """A child process. `killed`: whether `kill` was called."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, stdin: int = subprocess.DEVNULL) -> None:
-        self.name, self.log, self.started_at = name, folder / f"{name}.log", time.time()
-        self.killed = False
-        """Whether `kill` was called."""
+        self.name, self.log, self.started_at, self.killed = name, folder / f"{name}.log", time.time(), False
         self.printed = Lines(folder / f"{name}.out")
         with (folder / f"{name}.out").open("wb") as out, self.log.open("wb") as log:
-            self.process = tied(
-                command,
-                stdin=stdin,
-                stdout=out,
-                stderr=log,
-                env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # the terminal sends ^C to this process alone, which ends the child in order
-            )
+            # of a session of its own: the terminal sends ^C to this process alone, which ends the child in order
+            env = {**without_ours(os.environ), "PYTHONUNBUFFERED": "1"}
+            self.process = tied(command, stdin=stdin, stdout=out, stderr=log, env=env, start_new_session=True)
 
     @property
     def status(self) -> int | None:
@@ -82,15 +72,10 @@ class Child:
                 return [process, *process.children(recursive=True)]
         return []
 
-    @property
-    def failed(self) -> bool:
-        """Whether the process has ended with an error or by a signal, and was not killed by `kill`."""
-        return bool(self.status) and not self.killed
-
     def last_words(self) -> str:
         """The last line of the process's log that isn't empty."""
-        lines = self.log.read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        lines = [line.strip() for line in self.log.read_text(errors="replace").split("\n") if line.strip()]
+        return lines[-1] if lines else "it said nothing"
 
     def ask_to_end(self) -> None:
         """Ask the process to end."""
@@ -102,7 +87,7 @@ class Child:
         family, when, self.killed = self.family, time.time(), True
         _kill(family)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(GONE_S)
+            self.process.wait(LEAVE_S)
         return when
 
 
@@ -128,21 +113,16 @@ class Children:
             child.ask_to_end()
         give_up_at = time.monotonic() + LEAVE_S
         try:
-            while any(map(_runs, family)) and time.monotonic() < give_up_at:
-                time.sleep(LOOK_EVERY_S)
+            for child in self.all:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, give_up_at - time.monotonic()))
         finally:
             _kill(family)
             for child in self.all:
                 child.kill()
 
 
-def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
+def _kill(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

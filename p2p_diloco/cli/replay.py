@@ -81,17 +81,14 @@ def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
     """Play each history again, and print the outcome."""
     from p2p_diloco.history.reading import check
 
-    differs = False
+    whole = True
     for life in lives:
-        verdict, begun = check(life), _utc(life.head.started)
-        said = f"{verdict.played} events played again, and every effect is as recorded"
-        if verdict.at is not None:
-            differs = True
-            said = f"event {verdict.at + 1} of {len(life.entries)} has other effects than recorded. {verdict.why}"
-        elif verdict.why:
-            said = f"not checked: {verdict.why}"
-        typer.echo(named(f"{life.peer}, started {begun}: {said}" + (f" ({life.gap})" if life.gap else "")))
-    return 1 if differs else 0
+        played, why = check(life)
+        whole &= not why
+        said = f"{played} of {len(life.entries)} events led to the recorded effects"
+        said = f"{life.peer}, started {_utc(life.head.started)}: {said}" + (f"; {why}" if why else "")
+        typer.echo(named(said + (f" ({life.gap})" if life.gap else "")))
+    return 0 if whole else 1
 
 
 def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) -> Iterator[str]:
@@ -99,7 +96,7 @@ def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) 
     count = f"{peers} {'history' if peers == 1 else 'histories'}"
     yield f"run {lives[0].head.run_id}: {count}, {last:.1f} s since {_utc(history.began)}"
     for life in lives:
-        if life.head.file != 1:
+        if life.first != 1:
             yield named(f"{life.peer}: its first files are gone, so the story lacks its beginning")
         if life.gap:
             yield named(f"{life.peer}: {life.gap}")
@@ -107,8 +104,6 @@ def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) 
         if abs(shift) > SHIFT_S:
             way = "behind" if shift > 0 else "ahead"
             yield named(f"the clock of {peer} is {abs(shift):.2f} s {way}, by its messages; its times are put right")
-    for peer in history.adrift:
-        yield named(f"{peer}: no message links it to the others, so it is placed by its own clock")
 
 
 def _events(history: Ordered, named: Callable[[str], str], peer: str | None) -> Iterator[str]:
@@ -144,7 +139,9 @@ def _plain(lives: Sequence[Life], history: Ordered, story: Story) -> dict[str, o
         "began": history.began,
         "peers": sorted({life.peer for life in lives}),
         "lines": [{"time": line.time, "kind": line.kind, "text": str(line)} for line in story.lines],
-        "rounds": [{**asdict(one), "took": one.took} for one in story.rounds],
+        "rounds": [
+            {**asdict(one), "took": one.took, "why": [hop._asdict() for hop in one.why]} for one in story.rounds
+        ],
     }
 
 

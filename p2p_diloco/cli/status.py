@@ -126,22 +126,21 @@ async def _browse(seen_in_turn: AsyncGenerator[Snapshot, None]) -> None:
     from rich.live import Live
 
     from p2p_diloco.observe.browsing import Browsing, keys
-    from p2p_diloco.observe.view import Trend, page
+    from p2p_diloco.observe.view import page
 
-    trend, over = Trend(), asyncio.Event()
+    over = asyncio.Event()
     newest: list[Snapshot] = []
     browsing = Browsing() if sys.stdin.isatty() else None
 
     with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
-            live.update(page(newest[-1], trend, browsing, live.console.height), refresh=True)
+            live.update(page(newest[-1], browsing, live.console.height), refresh=True)
 
         async def follow() -> None:
             async with contextlib.aclosing(seen_in_turn):
                 async for seen in seen_in_turn:
                     newest[:] = [seen]
-                    trend.saw(seen)
                     show()
 
         def press(key: str) -> None:

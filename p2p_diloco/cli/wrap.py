@@ -1,4 +1,4 @@
-"""Starts child processes that are killed when this process ends, even if SIGKILL ends it; and runs a user's command in
+"""Starts child processes that Linux kills when this process ends, even if SIGKILL ends it; and runs a user's command in
 one, to which it passes this process's signals on.
 
 Law: handles processes and signals; knows nothing of peers or runs.
@@ -23,11 +23,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 LOOK_EVERY_S = 0.05
 """Seconds between two checks whether the command has ended. With a blocking wait, a signal that comes just before the
 system call would be handled only after the command's end."""
-BY_KERNEL = sys.platform == "linux"
-"""Whether the kernel kills a tied process; elsewhere a small watcher process does."""
 _PR_SET_PDEATHSIG = 1
-_WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.stdin.read(); watched.kill()"
-"""The watcher's program. psutil compares start times, so it never kills a later process with the same id."""
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -83,11 +79,9 @@ def _typed_by_user() -> bool:
 
 
 def tied(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command. It is killed when this process ends. `options` are those of `subprocess.Popen`."""
-    process = subprocess.Popen(command, preexec_fn=_die_with_parent() if BY_KERNEL else None, **options)
-    if not BY_KERNEL:
-        _watch(process.pid)
-    return process
+    """Start a command. On Linux the kernel kills it when this process ends. `options` are those of
+    `subprocess.Popen`."""
+    return subprocess.Popen(command, preexec_fn=_die_with_parent() if sys.platform == "linux" else None, **options)
 
 
 def _die_with_parent() -> Callable[[], None]:
@@ -102,16 +96,3 @@ def _die_with_parent() -> Callable[[], None]:
             os._exit(1)
 
     return ask
-
-
-def _watch(pid: int) -> None:
-    """Start a watcher process. Its stdin is a pipe that this process holds open, so it ends when this process ends.
-    Then the watcher kills the process `pid`."""
-    ours_ends, _held = os.pipe()
-    subprocess.Popen(
-        [sys.executable, "-c", _WATCHER, str(pid)],
-        stdin=ours_ends,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(ours_ends)

@@ -1,9 +1,9 @@
 """Puts the histories of several peers into one order: no message arrives before it is sent.
 
-Law: pure. The clocks of two machines differ, so their times alone give no order. A message that was sent and received
-shows how much two clocks differ at most, and by these bounds the clocks are put right. What is left of the error is
-removed by force: an entry that receives a message comes after the entry that sends it, and is shown with no earlier
-time.
+Law: pure. The clocks of two machines differ, so their times alone give no order. A message that was sent once and
+received once shows how much two clocks differ at most, and by these bounds the clocks are put right. What is left of
+the error is removed by force: an entry that receives such a message comes after the entry that sends it, and is shown
+with no earlier time.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from p2p_diloco.core.events import Note, Received, Send
-from p2p_diloco.core.messages import Commit, Head, Message, Part, Ready
+from p2p_diloco.core.events import Died, Received, Send
+from p2p_diloco.core.messages import Message
 from p2p_diloco.history.entry import Entry
 
 if TYPE_CHECKING:
     from p2p_diloco.history.reading import Life  # which loads torch
 
-DIED = "dies: its history ends without a goodbye"
-STARTED = "starts"
+DIED, STARTED = "dies: its history ends without a goodbye", "starts"
 DEAD_AFTER_S = 20.0
-"""If a history ends this many seconds before the others, and its peer has not left, the peer has died. A live peer's
-history lags by some seconds, because events are written together."""
+"""If a peer has not left and is heard of for the last time so many seconds before the histories end, it has died. A
+live peer's history lags by some seconds, because events are written together."""
 
+Streams = Mapping[str, Sequence[Entry]]
+"""The entries of each peer, in their own order."""
 Place = tuple[str, int]
 """The place of an entry: its peer, and its index among that peer's entries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered:
+class Ordered(NamedTuple):
     """All entries in one order, with times that never fall, in seconds since `began`, which is in seconds since 1970.
 
-    `shifts`: by peer, the seconds that were added to its clock's times. `adrift`: the peers whose messages with the
-    others are not in their histories, so that their own clocks alone place them."""
+    `shifts`: by peer, the seconds that were added to its clock's times."""
 
     entries: list[Entry]
     began: float
     shifts: Mapping[str, float]
-    adrift: tuple[str, ...]
 
 
 def ordered(lives: Sequence[Life]) -> Ordered:
@@ -50,131 +48,74 @@ def ordered(lives: Sequence[Life]) -> Ordered:
     for life in lives:  # sorted by start, so the lives of one peer come in order
         if life.entries:
             streams[life.peer] += [Entry(life.entries[0].time, life.peer, STARTED), *life.entries]
-    sent = _pairs(streams, {life.peer for life in lives if not life.whole})
-    shifts, adrift = _shifts(streams, sent)
-    straight = {peer: [entry.time + shifts[peer] for entry in stream] for peer, stream in streams.items()}
-    last = {life.peer: life for life in lives}
-    died = {
-        peer: when for peer in streams if not last[peer].left if (when := _death(peer, streams, straight)) is not None
-    }
-    for peer, when in died.items():
-        straight[peer].append(when)
-        streams[peer].append(Entry(when, peer, DIED))
-    entries = list(_merged(streams, straight, {to: of for of, to, _ in sent}))
+    sent = _pairs(streams)
+    shifts = _shifts(streams, sent)
+    straight = {peer: [replace(it, time=it.time + shifts[peer]) for it in stream] for peer, stream in streams.items()}
+    entries = list(_merged(straight, dict(sent)))
+    last = {life.peer: life for life in lives if life.entries}
+    deaths = [_death(peer, entries) for peer, life in last.items() if not life.head.left]
+    entries = sorted([*entries, *(death for death in deaths if death)], key=lambda entry: entry.time)
     began = entries[0].time if entries else 0.0
-    return Ordered([replace(entry, time=entry.time - began) for entry in entries], began, shifts, adrift)
+    return Ordered([replace(entry, time=entry.time - began) for entry in entries], began, shifts)
 
 
-def _death(peer: str, streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]]) -> float | None:
-    """When a peer died whose history ends without a goodbye; None: it lives. It has died if another peer has noted its
-    death since, or if other histories go on for DEAD_AFTER_S. It died when another peer last heard from it, or when its
-    history ends if that is later: a history may lack its peer's last moments."""
-    end, heard, is_mourned = times[peer][-1], times[peer][-1], False
-    for other in streams.keys() - {peer}:
-        for time, entry in zip(times[other], streams[other], strict=True):
-            if isinstance(entry.what, Received) and entry.what.sender == peer:
-                heard = max(heard, time)
-            is_mourned |= time > end and any(
-                isinstance(effect, Note) and effect.kind == "died" and effect.text.startswith(f"{peer} ")
-                for effect in entry.effects
-            )
-    last = max(each[-1] for each in times.values())
-    return heard if is_mourned or end < last - DEAD_AFTER_S else None
+def _death(peer: str, entries: Sequence[Entry]) -> Entry | None:
+    """A peer's death, if it has died: at the time at which it was heard of for the last time, which may be later than
+    its history's end."""
+    senders = ((it, it.what.sender if isinstance(it.what, Received) else "") for it in entries)
+    heard = max(it.time for it, sender in senders if peer in (it.peer, sender))
+    after = [effect for it in entries if it.time > heard for effect in it.effects]
+    is_noted = any(isinstance(effect, Died) and effect.peer == peer for effect in after)
+    return Entry(heard, peer, DIED) if is_noted or entries[-1].time > heard + DEAD_AFTER_S else None
 
 
 def key_of(message: Message) -> Hashable:
-    """Return the key by which a sent message is matched with the received one: the message itself. For a part of a
-    state it is only the type and the place, because a newer one may have been sent than that in the sender's
-    history."""
-    match message:
-        case Head(fragment):
-            return Head, fragment
-        case Part(fragment, number=number):
-            return Part, fragment, number
-    return message
+    """What a message has in common when it is sent and when it is received. Of what it says, only what it is about:
+    a part of a state may be a newer one when it leaves than in its sender's history."""
+    return type(message), *(getattr(message, name, None) for name in ("fragment", "base", "number", "author"))
 
 
-def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple[Place, Place, bool]]:
-    """(sending, receiving, unique) of each message that is in two histories; unique: whether it was sent and received
-    once. Equal messages between two peers are matched in order: the n-th can't arrive before n were sent. `torn`: peers
-    of whose histories a part is missing; of their messages only unique commits and contributions are matched."""
+def _pairs(streams: Streams) -> list[tuple[Place, Place]]:
+    """The (receiving, sending) entries of each message that was sent once and received once."""
     sends, receipts = defaultdict[Any, list[Place]](list), defaultdict[Any, list[Place]](list)
     for peer, stream in streams.items():
         for number, entry in enumerate(stream):
-            if isinstance(entry.what, Received) and entry.what.sender in streams:
+            if isinstance(entry.what, Received):
                 receipts[entry.what.sender, peer, key_of(entry.what.message)].append((peer, number))
             for effect in entry.effects:
-                if isinstance(effect, Send) and effect.to in streams:
+                if isinstance(effect, Send):
                     sends[peer, effect.to, key_of(effect.message)].append((peer, number))
-    found = []
-    for (sender, to, message), arrived in receipts.items():
-        left = sends.get((sender, to, message), [])
-        unique = len(left) == len(arrived) == 1 and not isinstance(message, tuple)
-        if sender not in torn or (unique and isinstance(message, Commit | Ready)):
-            found += [(of, at, unique) for of, at in zip(left, arrived, strict=False)]
-    return found
+    return [(at[0], sends[key][0]) for key, at in receipts.items() if len(at) == len(sends[key]) == 1]
 
 
-def _shifts(
-    streams: Mapping[str, Sequence[Entry]], sent: Sequence[tuple[Place, Place, bool]]
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The seconds to add to the times of each peer's clock; and the peers for which no message shows how many."""
+def _shifts(streams: Streams, sent: Sequence[tuple[Place, Place]]) -> dict[str, float]:
+    """The seconds to add to the times of each peer's clock; none if no message links it to others before it."""
     least = defaultdict[tuple[str, str], float](lambda: math.inf)  # a message's shortest transfer, by the two clocks
-    for (sender, left), (to, arrived), unique in sent:
-        if unique:
-            way = streams[to][arrived].time - streams[sender][left].time
-            least[sender, to] = min(least[sender, to], way)
-    count = {peer: sum(peer in pair for pair in least) for peer in streams}
+    for (to, arrived), (sender, left) in sent:
+        least[sender, to] = min(least[sender, to], streams[to][arrived].time - streams[sender][left].time)
     shifts: dict[str, float] = {}
-    adrift = []
-    for root in sorted(streams, key=lambda peer: -count[peer]):
-        if root in shifts:
-            continue
-        if shifts:
-            adrift.append(root)
-        shifts[root], known = 0.0, [root]
-        while known:
-            one = known.pop(0)
+    for root in streams:
+        linked = [] if root in shifts else [root]
+        for one in linked:  # which grows
+            shifts.setdefault(one, 0.0)
             for other in streams:
-                if other not in shifts and (least[one, other] < math.inf or least[other, one] < math.inf):
-                    # no transfer takes less than no time: the other clock is behind this one by `low` to `high`
-                    low, high = -least[one, other], least[other, one]
-                    shifts[other] = shifts[one] + _within(low, high, -shifts[one])
-                    known.append(other)
-    return shifts, tuple(adrift)
+                # no transfer takes less than no time: the other clock is behind this one by `low` to `high`
+                low, high = -least[one, other], least[other, one]
+                if other not in shifts and (low, high) != (-math.inf, math.inf):
+                    as_it_is = -shifts[one]
+                    middle = (low + high) / 2 if math.isfinite(low + high) else min(max(low, as_it_is), high)
+                    shifts[other] = 0.0 if low <= as_it_is <= high else shifts[one] + middle
+                    linked.append(other)
+    return shifts
 
 
-def _within(low: float, high: float, as_it_is: float) -> float:
-    """A shift between these bounds: `as_it_is` if it lies between them; else the middle, or the only finite bound."""
-    if low <= as_it_is <= high:
-        return as_it_is
-    if math.inf in (-low, high):
-        return low if high == math.inf else high
-    return (low + high) / 2
-
-
-def _merged(
-    streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]], before: Mapping[Place, Place]
-) -> Iterator[Entry]:
+def _merged(streams: Streams, before: Mapping[Place, Place]) -> Iterator[Entry]:
     """The entries of all streams, by time, but each one after the entry that `before` names for it."""
-    at = dict.fromkeys(streams, 0)
-    shown: dict[Place, float] = {}
-    now = -math.inf
-
-    def due(peer: str) -> float:
-        """The earliest time at which the peer's next entry can be shown; inf: another entry must come first."""
-        place = peer, at[peer]
-        cause = before.get(place)
-        if cause is not None and cause not in shown:
-            return math.inf
-        return max(
-            times[peer][at[peer]], shown.get((peer, at[peer] - 1), -math.inf), shown.get(cause or place, -math.inf)
-        )
-
+    at, now = dict.fromkeys(streams, 0), -math.inf
     while left := [peer for peer in streams if at[peer] < len(streams[peer])]:
-        peer = min(left, key=lambda peer: (due(peer), times[peer][at[peer]]))
-        earliest = due(peer)
-        now = max(now, times[peer][at[peer]] if earliest == math.inf else earliest)
-        shown[peer, at[peer]] = now
+        causes = {peer: before.get((peer, at[peer])) for peer in left}
+        may = [peer for peer, cause in causes.items() if cause is None or cause[1] < at[cause[0]]]
+        peer = min(may or left, key=lambda peer: streams[peer][at[peer]].time)
+        now = max(now, streams[peer][at[peer]].time)
         yield replace(streams[peer][at[peer]], time=now)
         at[peer] += 1

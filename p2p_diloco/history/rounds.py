@@ -7,62 +7,47 @@ for, a trainer was released, a time limit passed. Followed backwards over all pe
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from p2p_diloco.core import events, messages
+from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as m
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
 
-WAYS = {
-    **dict.fromkeys((messages.Ready, messages.Slice), "{sender}'s contribution travels to {to}"),
-    messages.Close: "{sender}'s choice travels to {to}",
-    messages.Mean: "{sender}'s mean travels to {to}",
-    messages.Commit: "the commit travels to {to}",
-    messages.Want: "{sender}'s request to {to}",
-    messages.Claim: "{sender}'s claim travels to {to}",
-    messages.Vote: "{sender}'s vote travels to {to}",
-    **dict.fromkeys((messages.Head, messages.Part), "the state travels to {to}"),
-}
 CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""
-SLOW, SLOW_S = 1.5, 0.1
-"""A round is slow if it takes more than SLOW times the median, and over SLOW_S seconds longer than the median."""
 SHOWN = 0.05
 """A part of a chain of causes is not told if it took a smaller share of the round's time than this."""
+INNER = "'s inner steps"
+WORK = {
+    e.Averaged: "{} computes a mean", e.Applied: "{}'s outer step", e.Filled: "{} loads a state",
+    e.Rolled: "{} loads a state", e.Contribute: "{} encodes", e.Merge: "{}" + INNER,
+}  # fmt: skip
+"""What a peer has done once such an event comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One part of a chain of causes: what the time from `since` to `until` went to. `peer`: which peer worked or was
-    waited for; `part`: inner, encode, transfer, outer_step, group, paused, before or
-    death."""
+class Hop(NamedTuple):
+    """One part of a chain of causes: what the time from `since` to `until` went to."""
 
     since: float
     until: float
-    peer: str
-    part: str
     text: str
 
 
 @dataclass(slots=True)
 class Round:
-    """One outer step of a fragment. `at`: the index of the entry with which the first peer had completed it. `done`: by
-    peer, when it had completed it."""
+    """One outer step of a fragment. `done`: by peer, when it had completed it. `why`: what the time from `began` to
+    `ended` went to."""
 
     fragment: int
     epoch: int
     began: float
     ended: float
-    at: int
     done: dict[str, float] = field(default_factory=dict)
     why: list[Hop] = field(default_factory=list)
-    """What the time from `began` to `ended` went to."""
 
     @property
     def took(self) -> float:
@@ -72,9 +57,8 @@ class Round:
     @property
     def awaited(self) -> str:
         """The peer whose inner steps the round waited for longest; empty if it waited for no inner steps."""
-        inner = [hop for hop in self.why if hop.part == "inner"]
-        longest = max(inner, key=lambda hop: hop.until - hop.since, default=None)
-        return "" if longest is None else longest.peer
+        inner = [hop for hop in self.why if hop.text.endswith(INNER)]
+        return max(inner, key=lambda hop: hop.until - hop.since).text.removesuffix(INNER) if inner else ""
 
     def because(self) -> str:
         """What the round's time went to: a text with the seconds of each cause, without short ones (see `SHOWN`)."""
@@ -82,194 +66,110 @@ class Round:
         return ", ".join(f"{hop.text} {hop.until - hop.since:.2f} s" for hop in hops)
 
 
-class Epochs:
-    """Follows the epochs of every peer's fragments. `feed` returns the fragments that an entry has moved, with their
-    epochs and digests."""
-
-    def __init__(self) -> None:
-        self.of: dict[tuple[str, int], int] = {}
-
-    def feed(self, entry: Entry) -> list[tuple[int, int, str]]:
-        """Take the next entry of the history."""
-        me, moved = entry.peer, []
-        match entry.what:
-            case "starts":
-                self.of = {place: epoch for place, epoch in self.of.items() if place[0] != me}
-            case events.Found(_, hashes):
-                moved = [(fragment, 0, digest) for fragment, digest in enumerate(hashes)]
-            case events.Restore(states):
-                moved = [(state.fragment, state.version.epoch, state.version.digest) for state in states]
-        for effect in entry.effects:
-            if isinstance(effect, events.Accept) and effect.numbers is None:
-                moved += [(fragment, version.epoch, version.digest) for fragment, version in effect.proposals]
-        self.of.update({(me, fragment): epoch for fragment, epoch, _ in moved})
-        return moved
-
-    def lowest(self, peer: str, fragments: int) -> int:
-        """The lowest epoch of any fragment at a peer; -1 if the peer lacks one of them."""
-        return min(self.of.get((peer, fragment), -1) for fragment in range(fragments))
+def moved(entry: Entry) -> Iterator[tuple[int, int, str]]:
+    """The (fragment, epoch, digest) of each fragment that gets a new version by an entry."""
+    match entry.what:
+        case e.Found(_, hashes):
+            yield from ((fragment, 0, digest) for fragment, digest in enumerate(hashes))
+        case e.Restore(states):
+            yield from ((state.fragment, state.version.epoch, state.version.digest) for state in states)
+    for effect in entry.effects:
+        if isinstance(effect, e.Accept) and effect.numbers is None:
+            yield from ((fragment, version.epoch, version.digest) for fragment, version in effect.proposals)
 
 
 def rounds(entries: Sequence[Entry], fragments: int) -> list[Round]:
     """All rounds of a model with so many fragments, in the order in which they ended."""
-    epochs, causes = Epochs(), Causes(entries)
-    found: dict[tuple[int, int], Round] = {}
-    began = next((entry.time for entry in entries if isinstance(entry.what, events.Found)), 0.0)
+    causes, found = list(_causes(entries)), dict[tuple[int, int], Round]()
+    began = next((entry.time for entry in entries if isinstance(entry.what, e.Found)), 0.0)
     for at, entry in enumerate(entries):
-        for fragment, epoch, _ in epochs.feed(entry):
-            if not epoch or fragment not in range(fragments):
-                continue
-            if (fragment, epoch) not in found and isinstance(entry.what, events.Applied):
-                why = [*joined(causes.chain(at, began))]
-                found[fragment, epoch] = Round(fragment, epoch, began, entry.time, at, {}, why)
-                began = entry.time
-            if (fragment, epoch) in found:
-                found[fragment, epoch].done.setdefault(entry.peer, entry.time)
+        for fragment, epoch, _ in moved(entry):
+            if epoch and fragment < fragments:
+                if (fragment, epoch) not in found and isinstance(entry.what, e.Applied):
+                    why = _chain(entries, causes, at, began)
+                    found[fragment, epoch] = Round(fragment, epoch, began, entry.time, {}, why)
+                    began = entry.time
+                if (fragment, epoch) in found:
+                    found[fragment, epoch].done.setdefault(entry.peer, entry.time)
     return list(found.values())
 
 
-def usual(done: Sequence[Round]) -> float:
-    """The median of the rounds' lengths in seconds; 0 if there is no round."""
-    return statistics.median(one.took for one in done) if done else 0.0
+def _chain(entries: Sequence[Entry], causes: Sequence[tuple[int, str]], at: int, since: float) -> list[Hop]:
+    """What the time from `since` to the entry with the index `at` went to, oldest part first. Neighbours of one text
+    are one part."""
+    hops: list[Hop] = []
+    until = entries[at].time
+    while until > since and at >= 0:
+        at, text = causes[at]
+        begun = min(until, max(since, entries[at].time)) if at >= 0 else since
+        hops.append(Hop(begun, until, text))
+        until = begun
+    told = groupby((hop for hop in reversed(hops) if hop.since < hop.until), lambda hop: hop.text)
+    return [Hop(alike[0].since, alike[-1].until, text) for text, alike in ((text, [*group]) for text, group in told)]
 
 
-def is_slow(one: Round, usually: float) -> bool:
-    """Whether a round took clearly longer than usual."""
-    return one.took > max(SLOW * usually, usually + SLOW_S)
-
-
-# -- causes
-
-
-class Causes:
-    """The cause of each entry: the entry that led to it, and what happened between the two."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = entries
-        self._of: list[tuple[int, str, str] | None] = []  # (cause, part, text), by entry
-        self._sent = defaultdict[Any, deque[int]](deque)
-        self._last: dict[Any, int] = {}
-        self._died: dict[str, int] = {}
-        self._groups: dict[str, tuple[str, ...]] = {}  # by digest of a version: whom it counts
-        for at, entry in enumerate(entries):
-            self._of.append(self._cause(entry))
-            self._remember(at, entry)
-
-    def chain(self, at: int, since: float) -> list[Hop]:
-        """What the time from `since` to the entry with the index `at` went to, oldest part first."""
-        hops: list[Hop] = []
-        until = self._entries[at].time
-        while until > since and (cause := self._of[at]) is not None and not self._root(self._entries[at]):
-            at, part, text = cause
-            begun = max(since, self._entries[at].time)
-            if begun < until:
-                hops.append(Hop(begun, until, self._entries[at].peer, part, text))
-            until = min(until, begun)
-        if until > since and (root := self._root(self._entries[at])):
-            hops.append(Hop(since, until, self._entries[at].peer, "before", root))
-        return hops[::-1]
-
-    @staticmethod
-    def _root(entry: Entry) -> str:
-        """A name for the time before an entry with which a chain of causes begins: a death, or the moment from which a
-        peer may train. Empty for all other entries."""
-        if entry.what in CRASHED:
-            return f"before the death of {entry.peer}"
-        begins = any(isinstance(effect, events.Start) for effect in entry.effects)
-        return f"until {entry.peer} may train" if begins else ""
-
-    def _cause(self, entry: Entry) -> tuple[int, str, str] | None:
+def _causes(entries: Sequence[Entry]) -> Iterator[tuple[int, str]]:
+    """For each entry, the index of the entry that led to it, and what the time between the two went to. An index of -1:
+    a chain of causes begins here."""
+    commits = [effect.commit for entry in entries for effect in entry.effects if isinstance(effect, e.Apply)]
+    counted = {it.version.digest: [peer for peer, ready in it.choice.entries if ready.weight] for it in commits}
+    last: dict[Hashable, int] = {}  # by what entries have asked for or begun: the last such entry
+    for at, entry in enumerate(entries):
         me = entry.peer
         match entry.what:
-            case events.Received(sender, message):
-                sent = self._sent.get((sender, me, key_of(message)))
-                if not sent:  # the sender's history is missing, or lacks its end
-                    return self._at((me, "act"), "group", f"{me} waits for {sender}")
-                text = WAYS.get(type(message), "{sender}'s message travels to {to}").format(sender=sender, to=me)
-                return sent.popleft() if len(sent) > 1 else sent[0], "transfer", text
-            case events.Averaged(fragment, base, _, number):
-                return self._at((me, fragment, base, number), "outer_step", f"{me} computes a mean")
-            case events.Applied(fragment, base):
-                return self._at((me, fragment, base), "outer_step", f"{me}'s outer step")
-            case events.Filled(fragment, version, number) | events.Rolled(fragment, version, number):
-                return self._at((me, fragment, version, number), "transfer", f"{me} loads a state")
-            case events.Contribute():
-                return self._at((me, events.Load), "encode", f"{me} encodes")
-            case events.Merge():
-                return self._at((me, events.Release), "inner", f"{me}'s inner steps")
-            case events.Pause(paused):
-                why = ("inner", f"{me}'s inner steps") if paused else ("paused", f"{me} pauses")
-                return self._at((me, events.Release), *why)
-            case events.Delivered(to, message) | events.SendFailed(to, message):
-                gone = isinstance(entry.what, events.SendFailed) and entry.what.gone
-                if gone and to in self._died:
-                    return self._died[to], "death", f"{me} notices the death of {to}"
-                return self._at((me, to, key_of(message)), "transfer", f"the answer of {to} to {me}")
-            case events.Closed(peer) if peer in self._died:
-                return self._died[peer], "death", f"{me} notices the death of {peer}"
-            case events.Closed() | events.Wakeup():
-                return self._at((me, "act"), "group", f"{me} waits {self._for(entry)}")
-        return None
-
-    def _for(self, entry: Entry) -> str:
-        """What a peer waited for until a timer or a broken connection let it go on: the words after "waits"."""
-        for effect in entry.effects:
-            match effect:
-                case events.Note("died", text):
-                    return f"until {text}"
-                case events.Send(_, messages.Close(base=base, choice=messages.Choice(entries=entries))):
-                    if missing := self._missing(base.digest, {peer for peer, _ in entries}):
-                        return f"in vain for {missing}"
-                case events.Average(_, base, slices=slices):
-                    if missing := self._missing(base.digest, {part.author for _, part in slices}):
-                        return f"in vain for {missing}"
-        return "for its timer"
-
-    def _missing(self, base: str, came: set[str]) -> str:
-        """The peers that the version with this digest counts, and that its successor does not."""
-        return " and ".join(peer for peer in self._groups.get(base, ()) if peer not in came)
-
-    def _at(self, key: Any, part: str, text: str) -> tuple[int, str, str] | None:
-        return None if key not in self._last else (self._last[key], part, text)
-
-    def _remember(self, at: int, entry: Entry) -> None:
-        me, last, acts = entry.peer, self._last, False
-        if entry.what in CRASHED:
-            self._died[me] = at
-        elif entry.what == "starts":
-            self._died.pop(me, None)
-        for effect in entry.effects:
-            match effect:
-                case events.Send(to, message):
-                    if isinstance(message, messages.Commit):
-                        self._counts(message)
-                    self._sent[me, to, key_of(message)].append(at)
-                    last[me, to, key_of(message)] = at
-                    acts |= not isinstance(message, (messages.Probe, messages.ProbeAck))
-                case events.Average(fragment, base, number=number):
-                    last[me, fragment, base, number] = at
-                case events.Apply(commit):
-                    self._counts(commit)
-                    last[me, commit.fragment, commit.base] = at
-                case events.Fill(fragment, version, number):
-                    last[me, fragment, version, number] = at
-                case events.Roll(commit, mean):
-                    last[me, commit.fragment, commit.version, mean.number] = at
-                case events.Load():
-                    last[me, events.Load] = at
-                case events.Release() | events.Start():
-                    last[me, events.Release] = at
-        if isinstance(entry.what, events.Pause):
-            last[me, events.Release] = at  # what the trainer does from now on is another part
-        if acts or isinstance(entry.what, (events.Contribute, events.Found)):
-            last[me, "act"] = at
-
-    def _counts(self, commit: messages.Commit) -> None:
-        self._groups[commit.version.digest] = tuple(peer for peer, ready in commit.choice.entries if ready.weight)
+            case str() if entry.what in CRASHED:
+                yield -1, f"before the death of {me}"
+            case _ if any(isinstance(effect, e.Start) for effect in entry.effects):
+                yield -1, f"until {me} may train"
+            case e.Received(sender, message) if (sent := (sender, me, key_of(message))) in last:
+                yield last[sent], f"{sender}'s {type(message).__name__} travels to {me}"
+            case e.Closed(peer) | e.SendFailed(peer, _, True) if last.get((peer, DIED), -1) > last.get(peer, -1):
+                yield last[peer, DIED], f"{me} notices the death of {peer}"
+            case e.Averaged() | e.Applied() | e.Filled() | e.Rolled() as done:
+                yield last.get((me, _place(done)), -1), WORK[type(done)].format(me)
+            case e.Contribute() | e.Merge():
+                yield last.get((me, "trainer"), -1), WORK[type(entry.what)].format(me)
+            case e.Pause(paused):
+                yield last.get((me, "trainer"), -1), f"{me}{INNER}" if paused else f"{me} pauses"
+            case _:
+                yield last.get((me, "acts"), -1), f"{me} waits {_for(entry, counted)}"
+        last.update(dict.fromkeys(_leaves(entry), at))
 
 
-def joined(hops: Iterable[Hop]) -> Iterator[Hop]:
-    """Join neighbouring hops that have the same text to one."""
-    for _, alike in groupby(hops, attrgetter("text")):
-        first, *others = alike
-        yield replace(first, until=others[-1].until) if others else first
+def _for(entry: Entry, counted: Mapping[str, Sequence[str]]) -> str:
+    """What a peer waited for until an entry: the words after "waits". `counted`: by digest, whom a version counts."""
+    for effect in entry.effects:
+        match effect:
+            case e.Note("died", text):
+                return f"until {text}"
+            case e.Send(_, m.Close(base=base, choice=m.Choice(entries=entries))):
+                if missing := [peer for peer in counted.get(base.digest, ()) if peer not in dict(entries)]:
+                    return f"in vain for {' and '.join(missing)}"
+    return f"for {entry.what.sender}" if isinstance(entry.what, e.Received) else "for its timer"
+
+
+def _leaves(entry: Entry) -> Iterator[Hashable]:
+    """The keys by which later entries find this one as their cause."""
+    me = entry.peer
+    match entry.what:
+        case str(text):
+            yield (me, DIED) if text in CRASHED else me
+        case e.Pause():
+            yield me, "trainer"
+        case e.Contribute() | e.Found():
+            yield me, "acts"
+    for effect in entry.effects:
+        match effect:
+            case e.Send(to, message):
+                yield me, to, key_of(message)
+                if not isinstance(message, m.Probe | m.ProbeAck):
+                    yield me, "acts"
+            case e.Load() | e.Release() | e.Start():
+                yield me, "trainer"
+            case e.Average() | e.Apply() | e.Fill() | e.Roll():
+                yield me, _place(effect)
+
+
+def _place(work: Any) -> tuple[int, int | None]:
+    """The fragment and the slice that tensor work is for; no slice: all."""
+    return getattr(work, "commit", work).fragment, getattr(getattr(work, "mean", work), "number", None)

@@ -1,217 +1,161 @@
 """Tells what happened in a run, in few lines: who came, who died and who noticed, who took over, which rounds were slow
 and why.
 
-Law: pure; from entries alone, real or simulated. What many peers say of one thing becomes one line.
+Law: pure; from entries alone, real or simulated. What several peers say of one thing within `AGAIN_S` becomes one line.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from statistics import median
 
 from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
+from p2p_diloco.core.messages import Commit
 from p2p_diloco.history.entry import Entry
-from p2p_diloco.history.rounds import CRASHED, Epochs, Round, is_slow, rounds, usual
+from p2p_diloco.history.order import STARTED
+from p2p_diloco.history.rounds import CRASHED, Round, moved, rounds
 
-LINES_MAX = 28
-FRAGMENT = re.compile(r"^fragment \d+: ")
-UNREACHED = "can't be reached any more"
-"""The usual reason why a peer notes a death: the dead peer's connections are closed. The story does not repeat it."""
-AGAIN_S = 5.0
-"""Seconds after a peer has noticed a death. What it notes of the same death in this time is not told."""
-SILENT = ("joined", "left", "revision", "takeover", "died")
-"""Kinds of notes that are not quoted: their lines have other words, or tell what the peers concerned did themselves."""
+LINES_MAX, AGAIN_S = 28, 5.0
+SLOW, SLOW_S = 1.5, 0.1
+"""A round is slow if it takes more than SLOW times the median, and over SLOW_S seconds longer than the median."""
+WEIGHTS = {"death": 9, "fault": 9, "fork": 9, "takeover": 8, "leave": 7, "found": 6, "join": 6, "end": 6, "revision": 6,
+           "bereaved": 8, "first": 4, "rounds": 3}  # fmt: skip
+"""By kind of a line; of a note of another kind: 5. The lines of the lowest weight are left out first if the story is
+too long; of slow rounds, the less slow ones. Calm rounds are told together between lines of weight 6 or more."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One line of a story. `weight`: the lines of the lowest weight are left out first if the story is too long."""
+    """One line of a story. `said`: which other peers say so, and when."""
 
     time: float
     kind: str
+    peer: str
     text: str
     weight: float
-    also: list[str] = field(default_factory=list)
-    """Further words, such as which other peers noticed."""
+    said: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return self.text + ("; " if self.also else "") + ", ".join(self.also)
+        return "; ".join([self.text, *([", ".join(self.said.values())] if self.said else [])])
 
 
 class Story:
-    """The lines of a story, and what is needed to find them."""
+    """The lines of a story, and the rounds that they tell of."""
 
     def __init__(self, entries: Sequence[Entry], fragments: int) -> None:
         """`fragments`: how many the model has."""
-        self.entries, self.fragments = entries, fragments
-        self.lines: list[Line] = []
-        self.rounds = rounds(entries, fragments)
-        self._usual = [usual([one for one in self.rounds[1:] if one.fragment == of]) for of in range(fragments)]
+        self.fragments, self.rounds, self.lines = fragments, rounds(entries, fragments), list[Line]()
+        took = [[one.took for one in self.rounds[1:] if one.fragment == of] for of in range(fragments)]
+        self._usual = [median(each or [0.0]) for each in took]
+        self._about: dict[tuple[str, str], Line] = {}  # by kind, and what it is about: the last line
         self._started: dict[str, float] = {}
-        self._of: dict[tuple[str, ...], Line] = {}  # lines to which others add words
-        self._epochs, self._versions = Epochs(), defaultdict[tuple[int, int], dict[str, str]](dict)
-        self._made: dict[str, str] = {}  # by digest: which peer made the version, from whose contributions
-        self._forked: set[int] = set()
-        self._noticed: dict[tuple[str, str], float] = {}
+        self._versions: dict[tuple[int, int], dict[str, str]] = {}  # by fragment and epoch: digest -> who made it
         for entry in entries:
             self._read(entry)
         self._tell_rounds()
         self.lines.sort(key=lambda line: line.time)
 
-    # -- entries
-
     def _read(self, entry: Entry) -> None:
         me = entry.peer
         match entry.what:
-            case str(text) if text.startswith("starts"):
+            case str(text) if text.startswith(STARTED):
                 self._started[me] = entry.time
-                self._of.pop(("died", me), None)
             case str(text):
-                line = self._add(entry, "death" if text in CRASHED else "fault", f"{me} {text}", 9)
-                if text in CRASHED:
-                    self._of["died", me] = line
-            case Depart(died=False) if ("ended", me) not in self._of:
-                self._add(entry, "leave", f"{me} leaves", 7)
+                self._say(entry, "death" if text in CRASHED else "fault", f"{me} {text}", me)
+            case Depart(died=False) if ("end", "") not in self._about:
+                self._say(entry, "leave", f"{me} leaves", me)
             case Found():
-                self._add(entry, "found", f"{me} founds the run", 6)
-        for fragment, epoch, digest in self._epochs.feed(entry):
-            self._version(entry, fragment, epoch, digest)
+                self._say(entry, "found", f"{me} founds the run")
         for effect in entry.effects:
             match effect:
                 case Apply(commit):
-                    of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight)
-                    self._made.setdefault(commit.version.digest, f"{commit.leader} from {of or 'no contribution'}")
-                case Start():
-                    self._ready(entry)
+                    self._made(entry, commit)
+                case Start() if not isinstance(entry.what, Found):
+                    epoch = min((epoch for _, epoch, _ in moved(entry)), default=0)
+                    since = entry.time - self._started.get(me, entry.time)
+                    after = f" {since:.1f} s after its start" if since >= 0.05 else ""
+                    self._say(entry, "join", f"{me} joins at epoch {epoch}: it holds the state{after}", me)
                 case Finished():
-                    self._of["ended", me] = self._one_line(
-                        entry, ("finished",), f"{me} reaches the end of the run", "end", 6, me
-                    )
+                    self._say(entry, "end", f"{me} reaches the end of the run")
                 case Note(kind, text):
-                    self._note(entry, kind, text)
-
-    def _ready(self, entry: Entry) -> None:
-        me, since = entry.peer, entry.time - self._started.get(entry.peer, entry.time)
-        if isinstance(entry.what, Found):
-            return
-        epoch = self._epochs.lowest(me, self.fragments)
-        after = f" {since:.1f} s after its start" if since >= 0.05 else ""
-        self._add(entry, "join", f"{me} joins at epoch {epoch}: it holds the state{after}", 6)
+                    self._note(entry, kind, re.sub(r"^fragment \d+: ", "", text))
 
     def _note(self, entry: Entry, kind: str, text: str) -> None:
-        me = entry.peer
-        match kind, text.split():
-            case "died", [peer, *reason]:
-                self._death(entry, peer, " ".join(reason))
-            case "left", [peer, *_] if peer not in self._started:
-                self._one_line(entry, ("left", peer), f"{peer} left", "leave", 5)
-            case "revision", _ if text.startswith("all"):
-                what = text.removeprefix("all fragments now use ")
-                self._one_line(entry, ("uses", what), f"{what} is in force at {me}", "revision", 6, me)
-            case "takeover", _ if found := re.match(r"fragment (\d+): .* to epoch (\d+); (.*)", text):
-                self._takeover(entry, *found.groups())
-            case _ if kind not in SILENT:
-                said = FRAGMENT.sub("", text)
-                self._one_line(entry, (kind, said), f"{me} notes {kind}: {said}", kind, 5, me)
+        me, about = entry.peer, text.partition(" ")[0]
+        if kind == "died":
+            self._say(entry, "death", f"{me} notes that {text}", about)
+        elif kind not in ("joined", "left") or about not in self._started:  # else its own history tells that
+            told = text.replace("this peer", me, 1) if about == "this" else f"{me} notes {kind}: {text}"
+            self._say(entry, kind, told, text)
 
-    def _death(self, entry: Entry, peer: str, reason: str) -> None:
-        """One line for each death, to which every further peer that notices it adds some words."""
-        me, line = entry.peer, self._of.get(("died", peer))
-        noticed = self._noticed.setdefault((me, peer), -math.inf)
-        if entry.time < noticed + AGAIN_S:
-            return
-        self._noticed[me, peer] = entry.time
-        if line is None or line.time < noticed:
-            self._of["died", peer] = self._add(entry, "death", f"{me} takes {peer} for dead: it {reason}", 8)
-        elif self._started.get(me, 0.0) <= line.time:  # a newcomer has never known the peer
-            said = f"{me}{'' if line.also else ' notices'} within {entry.time - line.time:.2f} s"
-            line.also.append(said if reason == UNREACHED or reason in line.text else f"{said} (it {reason})")
+    def _made(self, entry: Entry, commit: Commit) -> None:
+        """Remember who made a version. Add a line if it is the second one of its epoch, and the epoch before has
+        not two."""
+        fragment, epoch = commit.fragment, commit.version.epoch
+        made, before = self._versions.setdefault((fragment, epoch), {}), self._versions.get((fragment, epoch - 1), {})
+        if commit.version.digest not in made:
+            of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight) or "no contribution"
+            made[commit.version.digest] = f"one made by {commit.leader} from {of}"
+            if len(made) == 2 > len(before):
+                text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made.values())}"
+                self._say(entry, "fork", text, "versions")
 
-    def _takeover(self, entry: Entry, fragment: str, epoch: str, why: str) -> None:
-        """One line for all fragments in which a peer leads for one reason."""
-        key, what = ("takeover", entry.peer, why), f"epoch {epoch}"
-        what += f" of fragment {fragment}" if self.fragments > 1 else ""
-        line = self._of.get(key)
-        if line is None or line.time < entry.time - AGAIN_S:
-            self._of[key] = self._add(entry, "takeover", f"{entry.peer} leads {what}, because {why}", 8)
-        elif f" {what}, " not in line.text:
-            line.text = f"{line.text.removesuffix(f', because {why}')}, {what}, because {why}"
-
-    def _version(self, entry: Entry, fragment: int, epoch: int, digest: str) -> None:
-        """A peer has this version of a fragment. Add a line if that shows a fork, unless one is told already."""
-        known = self._versions[fragment, epoch]
-        known.setdefault(digest, entry.peer)
-        if len(known) < 2:
-            if len(self._versions.get((fragment, epoch - 1), known)) < 2:
-                self._forked.discard(fragment)
-            return
-        if not self._forked:
-            made = [
-                f"one made by {self._made.get(digest, f'{peer} or another peer')}" for digest, peer in known.items()
-            ]
-            text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made)}"
-            self._add(entry, "fork", text, 9)
-        self._forked.add(fragment)
-
-    def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: float, me: str = "") -> Line:
-        """Make one line of what several peers say. It names each peer after the first with the delay. `key`: what they
-        say; `me`: the peer that says it, or empty if peers after the first are not to be named."""
-        line = self._of.get(key)
-        if line is None:
-            line = self._of[key] = self._add(entry, kind, text, weight)
-        elif me and not any(said.startswith(f"{me} ") for said in line.also):
-            line.also.append(f"{me} {entry.time - line.time:.2f} s later")
-        return line
-
-    def _add(self, entry: Entry, kind: str, text: str, weight: float) -> Line:
-        self.lines.append(Line(entry.time, kind, text, weight))
-        return self.lines[-1]
+    def _say(self, entry: Entry, kind: str, text: str, about: str = "") -> None:
+        """Add a line; or if another peer has just said that of the same thing, this peer to its line."""
+        line, me = self._about.get((kind, about)), entry.peer
+        if line is None or entry.time > line.time + AGAIN_S:
+            line = self._about[kind, about] = Line(entry.time, kind, me, text, WEIGHTS.get(kind, 5))
+            self.lines.append(line)
+        elif me != line.peer:
+            verb = "notices " * (kind == "death")
+            line.said.setdefault(me, f"{me} {verb}{entry.time - line.time:.2f} s later")
 
     # -- rounds
 
     def _tell_rounds(self) -> None:
-        cuts = sorted(line.time for line in self.lines if line.weight >= 6)
+        """Tell of the first round, of slow ones and of those with a death alone; of the others together."""
+        cuts = [line.time for line in self.lines if line.weight >= 6]
         deaths = [line.time for line in self.lines if line.kind == "death"]
 
-        def part(numbered: tuple[int, Round]) -> int:
-            """A number that calm rounds have in common if nothing happened between them."""
-            number, one = numbered
+        def alone(one: Round) -> str:
+            """Why a round is told alone; empty: it is not."""
             bereaved = any(one.began <= death < one.ended for death in deaths)
-            told = not number or bereaved or is_slow(one, self.usually(one))
-            return ~number if told else bisect_left(cuts, one.ended)
+            if one is self.rounds[0]:
+                return "first"
+            if one.took > max(SLOW * self.usually(one), self.usually(one) + SLOW_S):
+                return "bereaved" if bereaved else "slow"
+            return "usual" if bereaved else ""
 
-        for key, group in groupby(enumerate(self.rounds), part):
-            alike = [one for _, one in group]
-            self._tell_calm(alike) if key >= 0 else self._tell_one(alike[0], deaths, first=key == -1)
+        for key, group in groupby(self.rounds, lambda one: alone(one) or sum(cut < one.ended for cut in cuts)):
+            if isinstance(key, int):
+                self._tell_calm(list(group))
+            else:
+                for one in group:
+                    self._tell_one(one, key)
 
-    def _tell_one(self, one: Round, deaths: Sequence[float], *, first: bool) -> None:
-        usually, bereaved = self.usually(one), any(one.began <= death < one.ended for death in deaths)
-        than = "" if first else f", usually {usually:.2f} s"
+    def _tell_one(self, one: Round, kind: str) -> None:
+        than = "" if kind == "first" else f", usually {self.usually(one):.2f} s"
         text = f"{self.name(one)} took {one.took:.2f} s{than}: {one.because() or 'no cause is recorded'}"
-        weight = 5 - usually / max(one.took, 1e-9)  # the slowest rounds stay longest
-        weight = 4 if first else 8 if bereaved and is_slow(one, usually) else weight
-        self.lines.append(Line(one.ended, "first" if first else "slow", text, weight))
+        weight = WEIGHTS.get(kind, 5 - self.usually(one) / max(one.took, 1e-9))
+        self.lines.append(Line(one.ended, "first" if kind == "first" else "slow", "", text, weight))
 
     def _tell_calm(self, calm: Sequence[Round]) -> None:
         awaited, took = [one.awaited for one in calm], sorted(one.took for one in calm)
-        first, end = calm[0], calm[-1]
         most = max(sorted(set(awaited)), key=awaited.count)
         often = awaited.count(most)
         last = f"; {most} was waited for in {often}" if most and len(calm) > 2 and often > len(calm) / 2 else ""
-        which = f"epochs {first.epoch} to {end.epoch}"
-        which = f"{self.name(first)} to {self.name(end)}" if self.fragments > 1 else which
+        which = f"epochs {calm[0].epoch} to {calm[-1].epoch}"
+        which = f"{self.name(calm[0])} to {self.name(calm[-1])}" if self.fragments > 1 else which
         text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
-        text = text if len(calm) > 1 else f"{self.name(first)} took {took[0]:.2f} s"
-        self.lines.append(Line(first.ended, "rounds", text, 3))
+        text = text if len(calm) > 1 else f"{self.name(calm[0])} took {took[0]:.2f} s"
+        self.lines.append(Line(calm[0].ended, "rounds", "", text, WEIGHTS["rounds"]))
 
     def usually(self, one: Round) -> float:
-        """The seconds that a round of the same fragment usually takes."""
+        """The seconds that a round of the same fragment usually takes; 0 if no round after the first is known."""
         return self._usual[one.fragment]
 
     def name(self, one: Round) -> str:
@@ -222,16 +166,14 @@ class Story:
 
     def text(self, named: Callable[[str], str], width: int, most: int = LINES_MAX) -> Iterator[str]:
         """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
-        wrapped = [(line, _wrapped(named(f"{line.time:8.2f}  {line}"), width)) for line in self.lines]
-        left_out = 0
-        for pair in sorted(wrapped, key=lambda pair: (pair[0].weight, -pair[0].time)):
-            if sum(len(rows) for _, rows in wrapped) <= most - bool(left_out):
-                break
-            wrapped.remove(pair)
-            left_out += 1
-        for _, rows in wrapped:
-            yield from rows
-        if left_out:
+        told = {id(line): _wrapped(named(f"{line.time:8.2f}  {line}"), width) for line in self.lines}
+        rows = sum(map(len, told.values()))
+        for line in sorted(self.lines, key=lambda line: (line.weight, -line.time)):
+            if rows > most - (len(told) < len(self.lines)):
+                rows -= len(told.pop(id(line)))
+        for line in self.lines:
+            yield from told.get(id(line), ())
+        if left_out := len(self.lines) - len(told):
             yield f"({left_out} less important lines are left out; --events shows everything)"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 import termios
 import tty
@@ -20,6 +21,7 @@ from p2p_diloco.node.status import PeerStatus
 
 UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
 _NAMED = {"\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "\r": ENTER, "\n": ENTER, "\x1b": ESCAPE}
+_KEY = re.compile(r"\x1b[\[O][\d;]*[A-Za-z~]|.", re.DOTALL)
 READ_BYTES = 64
 
 ORDERS: dict[str, Callable[[PeerStatus], tuple[Any, ...]]] = {
@@ -104,14 +106,5 @@ def keys(press: Callable[[str], None]) -> Iterator[None]:
 
 
 def named(text: str) -> list[str]:
-    """The names of the keys that make a terminal send this text. Unknown sequences are left out."""
-    found = list[str]()
-    while text:
-        sequence = next((one for one in _NAMED if len(one) > 1 and text.startswith(one)), None)
-        if sequence is None and text.startswith("\x1b["):
-            return found
-        one = sequence or text[0]
-        text = text[len(one) :]
-        if one in _NAMED or one.isprintable():
-            found.append(_NAMED.get(one, one))
-    return found
+    """The names of the keys that make a terminal send this text. A sequence without a name stands for itself."""
+    return [_NAMED.get(key, key) for key in _KEY.findall(text)]

@@ -7,7 +7,7 @@ a PNG.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -132,16 +132,8 @@ def _column(x: float, x_max: float, columns: int) -> int:
     return min(columns - 1, max(0, int(x / x_max * columns))) if x_max else 0
 
 
-def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> list[str]:
-    """The lines below the axis with the moments' labels. Each label is as near to its x as the width allows. There are
-    as few lines as possible."""
-    lines: list[str] = []
+def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> Iterator[str]:
+    """A line below the axis for each moment's label, as near to its x as the width allows."""
     for moment in sorted(moments, key=lambda moment: moment.x):
         text = f"↑{moment.label}"
-        at = max(0, min(_column(moment.x, x_max, columns), columns - len(text)))
-        free = next((n for n, line in enumerate(lines) if len(line) + 2 <= at or not line), None)
-        if free is None:
-            lines.append(" " * at + text)
-        else:
-            lines[free] = lines[free].ljust(at) + text
-    return lines
+        yield " " * max(0, min(_column(moment.x, x_max, columns), columns - len(text))) + text

@@ -258,7 +258,8 @@ def named(peer: PeerStatus) -> str:
 
 
 def newest_deaths(peer: PeerStatus) -> dict[str, float]:
-    """The last deaths that a peer has noticed: the text of each, and when. A peer of an older version tells one."""
+    """The last deaths that a peer has noticed: the text of each, and when. Of all but the last a long name may be
+    cut."""
     last = {} if peer.death is None else {peer.death.text: peer.death.time}
     return {**last, **{death.text: death.time for death in peer.newest_deaths}}
 

@@ -6,11 +6,7 @@ What matters most comes first, because a terminal with few lines shows the begin
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from statistics import fmean
+from collections.abc import Sequence
 
 from rich.columns import Columns
 from rich.console import Group, JustifyMethod, RenderableType
@@ -26,7 +22,6 @@ from p2p_diloco.observe.snapshot import TRAINING, RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused": "magenta", "idle": "red",
            "aggregating": "green", "finished": "blue", "silent": "red", "dead": "bold red"}  # fmt: skip
-SPARK_CELLS = 40
 EVENTS_SHOWN = 5
 TOLD_SHOWN, TOLD_FEW = 12, 4
 """The most sentences: if every peer has a row, and if peers are left out."""
@@ -38,49 +33,9 @@ SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer", "oute
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
 """Further settings, which are shown only in asynchronous mode."""
-KEPT = 600
-"""The most looks whose values are remembered for the bars."""
-BARS = "▁▂▃▄▅▆▇█"
 
 
-class Trend:
-    """The losses and the speed of a run at each look at it: means of what the peers reported last, and inner steps a
-    second of all peers together."""
-
-    def __init__(self) -> None:
-        self.loss, self.held_out, self.speed = (deque[float](maxlen=KEPT) for _ in range(3))
-
-    def saw(self, seen: Snapshot) -> None:
-        """Add the values of one snapshot. Only peers in a state of `TRAINING` count."""
-        for kept, value in ((self.loss, seen.run.loss), (self.held_out, seen.run.held_out_loss)):
-            if value is not None:
-                kept.append(value)
-        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in seen.peers if seen.state(peer) in TRAINING))
-
-    def lines(self) -> Iterator[Text]:
-        """A line of bars for each value that was seen more than once."""
-        for name, values, form in (("loss", self.loss, ".4f"), ("held-out", self.held_out, ".4f"),
-                                   ("steps/s", self.speed, ".2f")):  # fmt: skip
-            if bars := sparkline(values, SPARK_CELLS):
-                yield Text.assemble(f"{name:<9}", (bars, "cyan"), f" {figure(values[-1], form)}")
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values as at most `width` bars, from the least to the greatest height. If there are more values than
-    bars, each bar is the mean of equally many neighbours. An empty text for fewer than two finite values."""
-    values = [value for value in values if math.isfinite(value)]
-    if len(values) < 2:
-        return ""
-    bars = min(width, len(values))
-    edges = [round(len(values) * bar / bars) for bar in range(bars + 1)]
-    means = [fmean(values[first:end]) for first, end in pairwise(edges)]
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / span * len(BARS)))] for mean in means)
-
-
-def page(
-    seen: Snapshot, trend: Trend | None = None, browsing: Browsing | None = None, height: int | None = None
-) -> Group:
+def page(seen: Snapshot, browsing: Browsing | None = None, height: int | None = None) -> Group:
     """The run as a page for a terminal. `browsing`: what the person in front of the screen has chosen; None: there are
     no keys. `height`: the lines of the screen; None: any number."""
     chosen = browsing or Browsing()
@@ -91,7 +46,7 @@ def page(
         parts.append(Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {chosen.order}", "dim"))
     if one is None:
         parts += [Text(line, "dim") for line in _settings(seen.run)]
-        parts += (trend or Trend()).lines()
+        parts.append(Text(_means(seen)))
         parts += [Text(line, "bold red" if above else "") for line, above in _compared(seen.run)]
     first, *others = (_table(section, seen, rows, chosen.marked) for section in SECTIONS)
     parts += [Text(), first] if first is not None else []
@@ -167,6 +122,13 @@ def _settings(run: RunStatus) -> list[str]:
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
     revised = f" (revision {run.revision})" if run.revision else ""
     return [" ".join(f"{key}={_short(value)}" for key, value in settings) + revised] if settings else []
+
+
+def _means(seen: Snapshot) -> str:
+    """The means of the losses that the training peers reported last, and the inner steps a second of all of them."""
+    speed = sum(peer.steps_per_second or 0.0 for peer in seen.peers if seen.state(peer) in TRAINING)
+    losses = f"loss {figure(seen.run.loss, '.4f')}  held-out {figure(seen.run.held_out_loss, '.4f')}"
+    return f"{losses}  steps/s {speed:.2f}"
 
 
 def _short(value: object) -> str:

@@ -65,7 +65,7 @@ def load_text(data: Path | None = None) -> Text:
 
     Raises ConfigError if the path doesn't exist, can't be read, or has too little text to hold a part of it out.
     """
-    blocks, skipped = (list(_library_blocks()), "") if data is None else _blocks_at(data)
+    blocks = list(_library_blocks() if data is None else _blocks_at(data))
     held_out = [block for block in blocks if block.rank < HELD_OUT_SHARE]
     if blocks and not held_out:
         held_out = [min(blocks, key=lambda block: block.rank)]
@@ -73,7 +73,8 @@ def load_text(data: Path | None = None) -> Text:
     training = [block for block in blocks if block.name not in names]
     if not training:
         size = sum(len(block.content) for block in blocks)
-        raise _unusable(data, f"holds {size} bytes of text, which is too little{skipped}")
+        wrong = f"holds {size} bytes of text, which is too little (hidden and binary files are left out)"
+        raise _unusable(data, wrong)
     return Text(tuple(training), tuple(held_out))
 
 
@@ -84,60 +85,48 @@ def hash_of(text: str) -> int:
 
 def _library_blocks() -> Iterator[Block]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in _files_at(root, skipped=LIBRARY_SKIPPED)[0]:
+    for path in _files_at(root, skipped=LIBRARY_SKIPPED):
         if path.suffix == ".py" and path.stat().st_size in LIBRARY_FILE_BYTES:
             yield from _cut(path.relative_to(root).as_posix(), path.read_bytes())
 
 
-def _blocks_at(data: Path) -> tuple[list[Block], str]:
-    """Return the blocks of a file or a folder, and a phrase that says which files were skipped."""
+def _blocks_at(data: Path) -> Iterator[Block]:
+    """Yield the blocks of a file or a folder."""
     if not os.path.exists(data):  # unlike Path.exists, also False if a parent folder can't be entered
         raise _unusable(data, "does not exist")
-    blocks: list[Block] = []
-    paths, hidden = _files_at(data)
-    binary, left = 0, MAX_TEXT_BYTES
-    for path in paths:
+    left = MAX_TEXT_BYTES
+    for path in _files_at(data):
         try:
             with path.open("rb") as file:
                 content = file.read(left + 1)
         except OSError as error:
             raise _unreadable(data, error) from None
         if b"\0" in content[:BINARY_PROBE_BYTES]:
-            binary += 1
             continue
         # A single file's name is not used, so that copies under other names are split in the same way.
-        blocks += _cut("" if path == data else path.relative_to(data).as_posix(), content[:left])
+        yield from _cut("" if path == data else path.relative_to(data).as_posix(), content[:left])
         left -= len(content)
         if left < 0:
             log.warning("data=%s holds more than %d MiB: the rest is left out", data, MAX_TEXT_BYTES >> 20)
-            break
-    return blocks, _skipped(binary, hidden)
+            return
 
 
-def _skipped(binary: int, hidden: bool) -> str:
-    looks = f"{binary} {'file that looks' if binary == 1 else 'files that look'} binary"
-    parts = ["hidden files"] * hidden + [looks] * (binary > 0)
-    return f" ({' and '.join(parts)} skipped)" if parts else ""
-
-
-def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> tuple[list[Path], bool]:
-    """Return the file itself, or a folder's files in the same order on every machine, and whether the folder has hidden
-    files. Hidden files and folders are left out, and so are folders whose name is in `skipped`."""
+def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+    """Return the file itself, or a folder's files in the same order on every machine. Hidden files and folders are left
+    out, and so are folders whose name is in `skipped`."""
     if not data.is_dir():
-        return [data], False
+        return [data]
 
     def stop(error: OSError) -> None:
         raise _unreadable(data, error)
 
     found: list[Path] = []
-    hidden = False
     for folder, inner, names in os.walk(data, onerror=stop):
-        hidden = hidden or any(name.startswith(".") for name in (*inner, *names))
         # Assigned in place, so that the walk doesn't enter the other folders.
         inner[:] = [name for name in inner if not name.startswith(".") and name not in skipped]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     found = [path for path in found if path.is_file()]  # no pipes, no dangling links
-    return sorted(found, key=lambda path: path.relative_to(data).as_posix()), hidden
+    return sorted(found, key=lambda path: path.relative_to(data).as_posix())
 
 
 def _cut(name: str, content: bytes) -> Iterator[Block]:

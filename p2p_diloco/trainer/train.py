@@ -124,12 +124,7 @@ def train(
     next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
     while not peer.finished and (config.steps is None or progress.steps < config.steps):
         run = peer.config
-        horizon = run_horizon(
-            epochs=run.stop_after_epochs,
-            sync_every=run.sync_every,
-            own_steps=config.steps,
-            submitters=max(1, peer.metrics.peers) if run.mode == "async" else 1,
-        )
+        horizon = run_horizon(run, config.steps, max(1, peer.metrics.peers) if run.mode == "async" else 1)
         _follow_schedule(optimizer, peer.global_step, progress.steps, horizon, config)
         loss = _backward(model, next(batches), config.clip)
         peer.report(loss=loss, samples=config.batch_size)
@@ -210,16 +205,8 @@ def _judge_in_run(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -
 def _follow_schedule(
     optimizer: Optimizer, step: int, own_step: int, horizon: int | None, config: TrainerConfig
 ) -> None:
-    rate = learning_rate(
-        step,
-        own_step=own_step,
-        horizon=horizon,
-        peak=config.lr,
-        warmup_steps=config.warmup_steps,
-        min_ratio=config.min_lr_ratio,
-    )
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = config.lr * share_of_rate(config, step, own_step, horizon)
 
 
 def _device(model: GPT) -> torch.device:
@@ -229,36 +216,28 @@ def _device(model: GPT) -> torch.device:
 # -- the learning rate: the cosine follows the run's steps, so that a late peer continues where the others are
 
 
-def learning_rate(
-    step: int,
-    *,
-    horizon: int | None,
-    peak: float,
-    warmup_steps: int,
-    min_ratio: float,
-    own_step: int | None = None,
-) -> float:
-    """Return the learning rate of the run's inner step `step`. `own_step` is the number of this step among the peer's
-    own steps; both count from 0. For a peer that has taken part from the beginning they are equal, and `own_step` may
-    be left out.
+def share_of_rate(config: TrainerConfig, step: int, own_step: int, horizon: int | None) -> float:
+    """Return the learning rate of the run's inner step `step`, as a share of the highest one. `own_step` is the number
+    of this step among the peer's own steps; both count from 0, and are equal for a peer that has taken part from the
+    beginning.
 
-    The run's rate is `peak` up to step `warmup_steps`, then half a cosine down to `min_ratio` · `peak` at `horizon`,
-    where it stays; without a horizon it stays at `peak`. Over a peer's own first `warmup_steps` its rate rises linearly
+    The run's rate is 1 up to step `warmup_steps`, then half a cosine down to `min_lr_ratio` at `horizon`, where it
+    stays; without a horizon it stays at 1. Over a peer's own first `warmup_steps` its rate rises linearly
     to the run's, because its inner optimizer starts without any state, however far the run is.
     """
-    own = step if own_step is None else own_step
-    risen = min(1.0, (own + 1) / max(1, warmup_steps))
-    if horizon is None or step < warmup_steps:
-        return peak * risen
-    gone = min(1.0, (step - warmup_steps) / max(1, horizon - warmup_steps))
-    return peak * risen * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * gone)) / 2)
+    warmup, least = config.warmup_steps, config.min_lr_ratio
+    risen = min(1.0, (own_step + 1) / max(1, warmup))
+    if horizon is None or step < warmup:
+        return risen
+    gone = min(1.0, (step - warmup) / max(1, horizon - warmup))
+    return risen * (least + (1 - least) * (1 + math.cos(math.pi * gone)) / 2)
 
 
-def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
+def run_horizon(run: RunConfig, own_steps: int | None, submitters: int = 1) -> int | None:
     """Return the inner step at which the schedule ends: the run's last step if it is known, else this peer's last step;
     None if neither is known. `submitters`: in asynchronous mode the number of peers, because each peer's submission
     makes an epoch; otherwise 1."""
-    return own_steps if epochs is None else epochs * sync_every // submitters
+    return own_steps if run.stop_after_epochs is None else run.stop_after_epochs * run.sync_every // submitters
 
 
 # -- what is reported

@@ -39,7 +39,7 @@ def test_every_field_is_a_flag_with_help(join_help: str, key: str) -> None:
 
 def test_help_tells_panels_and_defaults(join_help: str) -> None:
     """A reader of the help sees what is the run's and what is one's own, and what happens without a flag."""
-    for panel in ("Often set", "All peers agree: exchanges", "This peer's network", "The built-in trainer"):
+    for panel in ("Often set", "All peers agree", "This peer", "The built-in trainer"):
         assert panel in join_help
     assert re.search(r"--sync-every +N +H: inner steps.*\(default 500\)", join_help)
     assert "--no-nesterov" in join_help

@@ -36,22 +36,6 @@ for _ in range(int(sys.argv[1])):
     time.sleep(0.02)
 """
 
-FORKS = """
-import os, sys, time
-from types import SimpleNamespace
-if child := os.fork():
-    os.waitpid(child, 0)
-    sys.exit()
-hooks = []
-sys.modules["torch.optim.optimizer"] = SimpleNamespace(register_optimizer_step_post_hook=hooks.append)
-while not hooks:
-    time.sleep(0.01)
-for _ in range(100_000):
-    hooks[0]("an optimizer", (), {})
-    time.sleep(0.02)
-"""
-"""A script whose forked process loads what stands in for torch, and trains."""
-
 
 def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert carry_out(arguments) == 0
@@ -236,12 +220,6 @@ def test_a_scripts_steps_are_timed_and_it_is_ended(tmp_path: Path, capfd: pytest
     found = inputs.step_time([sys.executable, str(tmp_path / "train.py"), "100000"], 5)
     assert 0.02 <= found < 5
     assert capfd.readouterr().out == ""
-
-
-def test_steps_of_a_forked_process_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loads torch itself."""
-    monkeypatch.setattr(inputs, "MEASURE_S", 20.0)
-    assert 0.02 <= inputs.step_time([sys.executable, "-c", FORKS], 5) < 5
 
 
 def test_a_script_with_too_few_steps_is_an_error() -> None:

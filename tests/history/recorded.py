@@ -8,7 +8,7 @@ from pathlib import Path
 from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
-from p2p_diloco.node.history import Fed, Head, History, packed, read_line
+from p2p_diloco.node.history import Head, History, packed, read_line
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -19,8 +19,8 @@ CALM = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mea
 
 def as_written(entries: Iterable[Entry]) -> list[object]:
     """The events as a history has them: without signatures and payloads."""
-    events = (Fed(0.0, entry.what, ()) for entry in entries if not isinstance(entry.what, str))
-    return [read_line(line) for line in packed(events).splitlines()]
+    events = ((0.0, entry.what, ()) for entry in entries if not isinstance(entry.what, str))
+    return [read_line(packed(event)) for event in events]
 
 
 class _Written(list[Entry]):
@@ -61,9 +61,10 @@ class RecordedWorld(World):
     def _begin(self, process: Process) -> None:
         name, now, mine = process.name, process.clock(self.now), process.replica.roster.mine
         head = Head(peer=name, name=name, role=mine.role, eligible=mine.eligible, incarnation=mine.incarnation,
-                    started=self.now, began=now, rules=self.rules, **RUN)  # fmt: skip
+                    started=self.now, began=now, ahead=1e9 + self.now + self.wrong.get(name, 0.0) - now,
+                    rules=self.rules, **RUN)  # fmt: skip
         self.histories[process] = history = History(lambda: 1e9 + self.now + self.wrong.get(name, 0.0))
-        history.begin(self.folder / f"{name}-{self.now:07.2f}", head, self.bytes_max, now, history._wall())
+        history.begin(self.folder / f"{name}-{self.now:07.2f}", head, self.bytes_max)
 
     def lives(self, *, of_killed: bool = False) -> list[Life]:
         """What is read of the histories now. Those of killed processes lack what was not written yet, except with

@@ -20,8 +20,8 @@ from tests.sim.world import World
 FOLDER = Path(__file__).parents[2] / "docs" / "traces"
 SAID = re.compile(r" *(?P<time>[\d.]+) (?P<peer>\S+) +(?P<what>.+)")
 TOLD = re.compile(
-    r"starts|crashes|is cut|loses|the network|sends (?!\S+ a\S* (probe|answer to))|averages|applies|loads"
-    r"|merges (?!nothing)|holds all|takes|notes (?!joined)"
+    r"starts|crashes|is cut|loses|the network|Send\(\S+ (?!Probe)|Average\(|Apply\(|Fill\(|Load\(fragments|Start\("
+    r"|takes|Note\((?!joined)"
 )
 """The events that a story shows. A full trace has every event."""
 
@@ -99,7 +99,7 @@ class Story:
         told = [one for one in said if one.time >= self.since and TOLD.match(one.what)]
         yield f"{'time':>6}  {'peer':8}  what it does"
         for (time, peer, what), sent in groupby(told, lambda one: (one.time, one.peer, one.message)):
-            to = ", ".join(one.what.split()[1] for one in sent) if what.startswith("sends") else ""
+            to = " and ".join(re.split("[(,]", one.what)[1] for one in sent) if what.startswith("Send(") else ""
             yield f"{time:6.2f}  {peer:8}  {what.replace('...', to)}"
 
 
@@ -112,12 +112,13 @@ class Said:
     @property
     def message(self) -> str:
         """The action without its recipient."""
-        return re.sub(r"^sends \S+", "sends ...", self.what)
+        return re.sub(r"^Send\([^,]+", "Send(...", self.what)
 
 
 def plain(what: str) -> str:
-    """A shorter line: without the fragment that is due after a merge, incarnations, and most of each digest."""
-    for long, short in ((r"; due: .*", ""), (r"#\d{4}\.", "#"), (r"\((\w{4})\w\w\)", r"(\1)")):
+    """A shorter line: without the fragment, which is 0, the first term, incarnations, and most of each digest."""
+    left_out = r"(?<=served=Close\()fragment=0, base=\S+ |, due=0|fragment=0, |term=0, "
+    for long, short in ((left_out, ""), (r"#\d{4}\.", "#"), (r"(\d/\w{4})\w\w\b", r"\1")):
         what = re.sub(long, short, what)
     return what
 
@@ -190,7 +191,7 @@ One round of three peers and a model of two slices.
 The commit before leads to a leader of this round, p1, and to an owner of each slice. The others send what they
 contribute to the leader, and each slice to its owner. The leader chooses what is counted; the owners compute the means
 and send them to all; with all means the leader makes the commit, and every peer applies it to its own copy of the outer
-state. The letters in brackets name the version: it is the same everywhere.
+state. A version is its epoch and letters that name it: it is the same everywhere.
 """,
         commit,
         6.6,

@@ -8,12 +8,12 @@ from tests.sim.stories import FOLDER, STORIES
 
 LINES_MAX, WIDTH_MAX = 40, 120
 SHOWN = {
-    "join": "holds all fragments",
-    "commit": "averages slice 1 of p0, p1, p2",
-    "takeover": "its vote for p0",
+    "join": "Start()",
+    "commit": "Average(base=6/7650, number=1",
+    "takeover": "term=1, holder=p0",
     "fork": "the lineage that most others hold",
     "carry": "p0 #8, p1 #6, p2 #5",
-    "async": "that it holds fragment 0",
+    "async": "Held(",
 }
 """The line for which each trace was made."""
 

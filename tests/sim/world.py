@@ -28,7 +28,7 @@ from p2p_diloco.core.events import (
 )
 from p2p_diloco.core.messages import Message
 from p2p_diloco.core.revision import FOUNDED
-from p2p_diloco.history.entry import Entry, lines
+from p2p_diloco.history.entry import Entry
 
 from .data import Data
 from .face import Face, Saved, Truth
@@ -306,7 +306,7 @@ class World:
     @property
     def lines(self) -> list[str]:
         """The trace as text; empty if none is kept."""
-        return lines(self.trace or ())
+        return [line for entry in self.trace or () for line in entry.lines()]
 
     def damaged(self, process: Process, unit: int) -> bool:
         """Whether a unit's tensors do not match its version. If so, raise Violation unless a bit was flipped in this

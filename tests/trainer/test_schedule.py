@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.config import TrainerConfig
-from p2p_diloco.trainer.train import learning_rate, run_horizon
+from p2p_diloco.trainer.train import run_horizon, share_of_rate
 
 
 def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_ratio: float = 0.1) -> float:
-    return learning_rate(step, horizon=horizon, peak=2.0, warmup_steps=warmup_steps, min_ratio=min_ratio)
+    return 2.0 * share_of_rate(TrainerConfig(warmup_steps=warmup_steps, min_lr_ratio=min_ratio), step, step, horizon)
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,11 @@ def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
 
 
 def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
-    assert run_horizon(epochs=30, sync_every=20, own_steps=50) == 600
-    assert run_horizon(epochs=30, sync_every=20, own_steps=50, submitters=3) == 200
-    assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
-    assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None
+    run = RunConfig(stop_after_epochs=30, sync_every=20)
+    assert run_horizon(run, 50) == 600
+    assert run_horizon(run, 50, 3) == 200
+    assert run_horizon(RunConfig(), 50) == 50
+    assert run_horizon(RunConfig(), None) is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.text import Batches
-from p2p_diloco.trainer.train import Progress, learning_rate, main, mean_loss, new_optimizer, train, warm_start
+from p2p_diloco.trainer.train import Progress, main, mean_loss, new_optimizer, share_of_rate, train, warm_start
 from tests.trainer.alone import Alone
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
@@ -145,7 +145,7 @@ def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() ->
     """A peer that joins at step 30 of 40 rises in its own first steps to the rate that the others have by then."""
     config = TINY.model_copy(update={"warmup_steps": 4})
     at = _train({"ends_at_epoch": 10, "joined_at": 30}, config, sync_every=4, stop_after_epochs=10)
-    of_run = [learning_rate(step, horizon=40, peak=TINY.lr, warmup_steps=4, min_ratio=0.1) for step in range(30, 40)]
+    of_run = [TINY.lr * share_of_rate(config, step, step, 40) for step in range(30, 40)]
     risen = [0.25, 0.5, 0.75] + [1.0] * 7
     assert at.peer.rates == pytest.approx([rate * share for rate, share in zip(of_run, risen, strict=True)])
     assert of_run[0] < 0.7 * TINY.lr

@@ -1,7 +1,7 @@
 """`doctor`: finds out all that its checks judge, runs the checks, and shows the report.
 
-Law: `CHECKS` is the order of the checks. It ends in time: what takes too long is cut off, and the checks judge what was
-found until then. The report goes to stdout, progress to stderr.
+Law: `LOCAL` and `NETWORK` are the checks, in order. It ends in time: what takes too long is cut off, and the checks
+judge what was found until then. The report goes to stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import contextlib
 import importlib
 import logging
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import typer
 
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
@@ -69,12 +67,13 @@ NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
     "initial peer": network.initial_peers,
     "clock": network.clock,
     "transfer": network.transfer,
-    "NAT": network.nat,
     "reachable": network.reachable,
     "peers": network.peers,
     "direct": network.direct,
 }
 """The checks of what `look_around` has seen."""
+Findings = list[tuple[str, Found]]
+"""What was found, after the name of the check."""
 
 
 def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: str | None, *, as_json: bool) -> int:
@@ -106,37 +105,38 @@ async def examine(
     parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
     began, seen = time.monotonic(), Seen(peer)
     limit_s = LIMIT_S if limit_s is None else limit_s
-    tasks: dict[str, asyncio.Task[list[Found]]] = {
-        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(run_config, peer, parameters))))  # type: ignore[misc]
-        for name, check in LOCAL.items()
-    }
-    tasks["network"] = asyncio.create_task(look_around(seen, tasks["p2pd"]))
+    local = asyncio.create_task(asyncio.to_thread(_made, LOCAL, run_config, peer, parameters))
+    around = asyncio.create_task(look_around(seen, local))
     try:
-        _, late = await asyncio.wait(tasks.values(), timeout=limit_s)
+        _, late = await asyncio.wait({local, around}, timeout=limit_s)
     finally:
-        for task in tasks.values():
-            task.cancel()
+        local.cancel()
+        around.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    findings, troubles = list[tuple[str, Found]](), list[Found]()
-    for name, task in tasks.items():
+    findings = [] if local in late else local.result()
+    findings += _made(NETWORK, seen)
+    for name, task in ("this machine", local), ("the network", around):
         if task in late:
-            text = f"the check {name} was cut off after {limit_s:g} s, so something is missing"
+            text = f"the look at {name} was cut off after {limit_s:g} s, so something is missing"
             mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
-            troubles.append(Found("warn", text, mend))
-        elif (error := task.exception()) is not None:
-            troubles.append(_fault(name, error))
-        else:
-            findings += [(name, found) for found in task.result()]
-    for name, check in NETWORK.items():
-        try:
-            findings += [(name, found) for found in check(seen)]
-        except Exception as error:
-            troubles.append(_fault(name, error))
-    findings += [("doctor", trouble) for trouble in troubles]
+            findings.append(("doctor", Found("warn", text, mend)))
+    if around not in late and (error := around.exception()) is not None:
+        findings.append(("doctor", _fault("the network", error)))
     others = [visit for visit in seen.others or () if visit.unreached is None]
     known = {peer_of(visit.address) for visit in others}
     links = [*(visit for visit in seen.reached if peer_of(visit.address) not in known), *others]
     return Report.of(findings, links, time.monotonic() - began)
+
+
+def _made(checks: Mapping[str, Callable[..., Iterable[Found]]], *of: object) -> Findings:
+    """Make all these checks. One that fails hides no other."""
+    findings: Findings = []
+    for name, check in checks.items():
+        try:
+            findings += [(name, found) for found in check(*of)]
+        except Exception as error:
+            findings.append(("doctor", _fault(name, error)))
+    return findings
 
 
 def _fault(name: str, error: BaseException) -> Found:
@@ -152,20 +152,17 @@ def _fault(name: str, error: BaseException) -> Found:
 # -- looking around
 
 
-async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found]:
+async def look_around(seen: Seen, local: asyncio.Task[Findings]) -> None:
     """Look first at the ports; then at the initial peers, with plain sockets; then, over libp2p, at the initial peers
-    that answered and at the run's peers. The import of Hivemind keeps the processor busy, so it waits for the check
-    `p2pd`, which tells whether a daemon can run."""
+    that answered and at the run's peers. The import of Hivemind keeps the processor busy, so it waits for the checks of
+    this machine, which tell whether a daemon can run."""
     peer = seen.peer
     seen.listen, seen.ports = machine.listening(peer)
     seen.own = frozenset(own_addresses.own_hosts())
     seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
     addresses = [address for address, why in seen.answers.items() if why is None]
-    if not addresses:
-        return []
-    await asyncio.wait({p2pd})
-    if p2pd.exception() is None and any(found.verdict == "bad" for found in p2pd.result()):
-        return []  # no daemon would start, and that finding has the mend
+    if not addresses or any(name == "p2pd" and found.verdict == "bad" for name, found in await asyncio.shield(local)):
+        return  # no daemon would start, and that finding has the mend
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.snapshot")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
@@ -177,27 +174,10 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
         try:
             seen.visits = await asyncio.gather(*(visit(daemon, address, lock) for address in addresses))
             if seen.reached:
-                seen.device = _device_towards(host(seen.reached[0].address))
                 await asyncio.gather(_dial_back(seen, daemon), _visit_run(seen, daemon, key, await reading, lock))
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-    return []
-
-
-def _device_towards(place: str) -> str:
-    """The network interface through which this machine sends to a host. "DEVICE" if it can't be found."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((place, 9))  # sends nothing
-                own = probe.getsockname()[0]
-        except OSError:
-            continue
-        for name, addresses in psutil.net_if_addrs().items():
-            if own in (each.address for each in addresses):
-                return name
-    return "DEVICE"
 
 
 async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:

@@ -123,12 +123,9 @@ def _starts(path: Path | None) -> Found:
         mend = "check whether this machine is overloaded, or a virus scanner blocks p2pd"
         return Found("bad", f"{path} doesn't print its flags within {START_S:g} s", mend)
     except OSError as error:
-        mend = f"install Hivemind's build for this processor ({platform.machine()}): pip install --no-binary hivemind "
-        mend += "hivemind"
-        if isinstance(error, FileNotFoundError):
-            mend = reinstall
-        if isinstance(error, PermissionError):
-            mend = f"chmod +x {path}; if its disk is mounted with noexec, install into a folder on another disk"
+        build = f"install Hivemind's build for this processor ({platform.machine()}): pip install --no-binary hivemind "
+        known = {FileNotFoundError: reinstall, PermissionError: f"chmod +x {path}, or install on a disk without noexec"}
+        mend = known.get(type(error), f"{build}hivemind")
         return Found("bad", f"{path} can't be started: {reason(error)}", mend)
     if b"-hostAddrs" in ended.stderr:
         return Found("ok", f"{path} runs")

@@ -17,25 +17,15 @@ MODULE = "torch.optim.optimizer"
 LOOK_EVERY_S = 0.01
 
 
-def begin() -> None:
-    """Begin to watch for torch, unless this process has found it, or the process that forked this one. Called in each
-    forked process, too, because a fork doesn't copy threads."""
-    if not Steps.hooked:
-        threading.Thread(target=watch, daemon=True).start()
-
-
 def watch() -> None:
     """Hook the steps of torch's optimizers once the script has loaded them."""
     while (hook := getattr(sys.modules.get(MODULE), "register_optimizer_step_post_hook", None)) is None:
         time.sleep(LOOK_EVERY_S)
     hook(Steps())
-    Steps.hooked = True
 
 
 class Steps:
     """Writes the time of each step of the first optimizer that steps, one time a line, into this process's file."""
-
-    hooked = False
 
     def __init__(self) -> None:
         self._first: object = None
@@ -53,5 +43,4 @@ class Steps:
 
 
 if TOLD_IN:
-    begin()
-    os.register_at_fork(after_in_child=begin)
+    threading.Thread(target=watch, daemon=True).start()
