@@ -50,6 +50,7 @@ class DataNode(Handler):
     """Answers requests for one data set."""
 
     def __init__(self, transport: Transport, inbox: Inbox, served: Served) -> None:
+        super().__init__(wire.ANY_RUN)
         self._transport, self._served = transport, served
         self._groups: Groups = lambda peer: inbox.grant_of(peer)
         self._questions = Questions(transport)
@@ -60,12 +61,12 @@ class DataNode(Handler):
 
     # -- what comes
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        match message := headers.of_nodes(header, wire.ANY_RUN):
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        match message:
             case ListSlices() | GetSlice():
-                return message, 0
+                return 0
             case SliceList() | SliceBytes():
-                return message, self._questions.nbytes(message)
+                return self._questions.nbytes(message)
         raise Refusal("this is a data node, which takes no part in the run")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:

@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core import messages as m
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
+from p2p_diloco.node.forms import NO_RUN
+from p2p_diloco.node.headers import opened, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -31,16 +34,19 @@ NO_FAULT = NOT_YET, LEAVING
 
 
 class Handler:
-    """Processes incoming messages at one stage of a peer's way into the run. This base class serves the first stage: it
-    refuses all messages."""
+    """Processes incoming messages at one stage of a peer's way into the run. `token`: the run's; `rules`: of the run,
+    or, as long as this peer is in none, `NO_RUN`'s."""
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Decode a header; returns the message and the length of its payload in bytes.
+    def __init__(self, token: bytes, rules: Rules = NO_RUN.rules) -> None:
+        self.token, self.rules = token, rules
+
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        """The length in bytes of the payload that comes with a message; 0: none does.
 
         Raises:
             Refusal: the message is refused.
         """
-        raise Refusal(NOT_YET)
+        raise NotImplementedError
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         """Check whether the sender may send the message now, and check the message's payload; returns the message with
@@ -83,7 +89,8 @@ class Inbox:
     """The `net.interface.Inbox` of a node. Its `handler` is replaced at each stage of the peer's way into the run."""
 
     def __init__(self) -> None:
-        self.handler = Handler()
+        self.handler: Handler | None = None
+        """None until this peer looks for its run."""
         self.role_of: Callable[[str], str | None] = lambda peer: None
         """The role that a peer's invitation to a private run allows; empty if the peer is no member; None in an open
         run."""
@@ -98,29 +105,45 @@ class Inbox:
 
     def admit(self, sender: str, header: bytes) -> int:
         with self.refusals.counted(sender, but=NO_FAULT):
-            return self._read(sender, header)[1]
+            return self._read(sender, header)[2]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> bool:
-        handler = self.handler
         with self.refusals.counted(sender, but=NO_FAULT):
-            message, expected = self._read(sender, header)
+            handler, message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
-                raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
-            await handler.take(sender, handler.check(sender, message, payload))
+                kind = "long message" if message is None else type(message).__name__
+                raise Refusal(f"the payload of a {kind} must have {expected} bytes, but {found} came")
+            own = payload
+            if message is None:
+                assert payload is not None, "its length was checked"
+                (message, expected), own = self._decoded(handler, sender, payload), None
+                if expected:
+                    raise Refusal(f"a {type(message).__name__} must come as a header")
+            await handler.take(sender, handler.check(sender, message, own))
         return payload is None and handler.hurries(sender)
 
-    def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message, expected = self.handler.read(sender, header)
-        self.handler.check_sender(sender)
+    def _read(self, sender: str, header: bytes) -> tuple[Handler, wire.AnyMessage | None, int]:
+        """Returns the present handler, the message, and the length of its payload; None if the payload is the
+        message."""
+        if (handler := self.handler) is None:
+            raise Refusal(NOT_YET)
+        handler.check_sender(sender)
+        body = opened(header, handler.token)
+        return (handler, None, body) if isinstance(body, int) else (handler, *self._decoded(handler, sender, body))
+
+    def _decoded(self, handler: Handler, sender: str, body: memoryview) -> tuple[wire.AnyMessage, int]:
+        message = unpack(body, handler.rules)
         check_role(self.role_of(sender), message)
-        return message, expected
+        return message, handler.nbytes(sender, message)
 
     def closed(self, peer: str) -> None:
-        self.handler.closed(peer)
+        if self.handler is not None:
+            self.handler.closed(peer)
 
     def moving(self, peer: str) -> None:
-        self.handler.moving(peer)
+        if self.handler is not None:
+            self.handler.moving(peer)
 
 
 def check_role(role: str | None, message: wire.AnyMessage) -> None:

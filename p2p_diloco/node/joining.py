@@ -330,17 +330,17 @@ class DescriptionInbox(Handler):
     hostile one takes a hundred times its bytes."""
 
     def __init__(self, token: bytes, peer: str, count: int) -> None:
-        self._token, self._peer = token, peer
+        super().__init__(token)
+        self._peer = peer
         self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = headers.of_nodes(header, self._token)
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
         if not 0 < message.nbytes <= self._bytes_max:
             raise Refusal("the description is empty, or longer than allowed")
-        return message, message.nbytes
+        return message.nbytes
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         if sender != self._peer or self.described.done():

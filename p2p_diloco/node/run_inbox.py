@@ -2,22 +2,20 @@
 those of nodes (`wire`): descriptions, nudges, audits, data.
 
 Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
-values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has. Of what
-nodes handle themselves the replica learns only a transfer's signs of life and its end.
+values. Of what nodes handle themselves the replica learns only a transfer's signs of life and its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.events import Granted, Received
+from p2p_diloco.core.events import Granted
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.roster import Peer
 from p2p_diloco.core.state import State
@@ -25,10 +23,9 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fields import check_place
-from p2p_diloco.node.forms import NOWHERE, About, refusing
-from p2p_diloco.node.headers import Folded, opened, packed, unpack
-from p2p_diloco.node.inbox import Allowances, Handler, check_role, group_of
+from p2p_diloco.node.forms import NOWHERE, refusing
+from p2p_diloco.node.headers import packed
+from p2p_diloco.node.inbox import Allowances, Handler, group_of
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import check_values
@@ -44,50 +41,40 @@ hundreds of such reports a second, which tell the replica nothing more."""
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, type, int, int]
-
 
 def _named(group: Hashable) -> str:
     """A group as contributions name it: a grant, or in an open run a peer."""
     return group.hex() if isinstance(group, bytes) else str(group)
 
 
-@dataclass(frozen=True, slots=True)
-class Long:
-    """A message that comes as its payload."""
-
-
 class RunInbox(Handler):
     """The handler of a peer that is in the run."""
 
     def __init__(self, common: Common, node: Node, trainer: TrainerSide, audits: Audits) -> None:
+        super().__init__(common.run.token, common.run.rules)
         self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
         self._trainer, self._audits, self._questions = trainer, audits, common.fetching.questions
         self._allowances = Allowances()
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
-        self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
-        node.settled.append(self.unfold)
 
-    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        body = opened(header, self._run.token)
-        if isinstance(body, int):
-            return Long(), body
-        message = self._placed(unpack(body, self._about(sender), self._node.rolls))
-        if isinstance(message, wire.NodeMessage):
-            return message, self._nbytes(message)
-        return message, 0 if isinstance(message, Folded) else self._node.work.nbytes(message)
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        match message:
+            case wire.Describe() | wire.Nudge():
+                return 0
+            case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
+                return self._audits.nbytes(message)
+            case wire.SliceList() | wire.SliceBytes():
+                return self._questions.nbytes(message)
+            case wire.Description():
+                raise Refusal("this peer did not ask for a description of a model")
+            case wire.ListSlices() | wire.GetSlice():
+                raise Refusal("this peer is no data node")
+        return self._node.work.nbytes(message)
 
     def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
         match message:
-            case Long():
-                assert payload is not None, "the length of its payload was checked"
-                message, payload = self._placed(unpack(payload, self._about(sender), self._node.rolls)), None
-                if isinstance(message, wire.NodeMessage):
-                    raise Refusal(f"a {type(message).__name__} must come as a header")
-                if not isinstance(message, Folded):
-                    check_role(self._members.role_of(sender), message)
             case wire.Nudge(goal):
                 self._check_nudge(sender, goal)
             case wire.SliceList() | wire.SliceBytes():
@@ -99,13 +86,11 @@ class RunInbox(Handler):
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
                 raise Refusal("the sender, or others with its invitation, asked for too many states lately")
-        return message if isinstance(message, Folded | wire.NodeMessage) else self._checked(sender, message, payload)
+        return message if isinstance(message, wire.NodeMessage) else self._checked(sender, message, payload)
 
     async def take(self, sender: str, message: Any) -> None:
         if isinstance(message, wire.NodeMessage):
             self._take(sender, message)
-        elif isinstance(message, Folded):
-            self._keep(sender, message)
         else:
             self._tell_grant(sender)
             await self._node.receive(sender, message)
@@ -149,20 +134,6 @@ class RunInbox(Handler):
 
     # -- the messages of nodes
 
-    def _nbytes(self, message: wire.NodeMessage) -> int:
-        """The length of a message's payload in bytes. Raises Refusal if the message is refused."""
-        match message:
-            case wire.Describe() | wire.Nudge():
-                return 0
-            case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
-                return self._audits.nbytes(message)
-            case wire.SliceList() | wire.SliceBytes():
-                return self._questions.nbytes(message)
-            case wire.Description():
-                raise Refusal("this peer did not ask for a description of a model")
-            case wire.ListSlices() | wire.GetSlice():
-                raise Refusal("this peer is no data node")
-
     def _check_nudge(self, sender: str, goal: int) -> None:
         """Raises Refusal if the peers with the sender's invitation nudge too often. In an open run they may: anyone
         could make further identities there."""
@@ -188,21 +159,7 @@ class RunInbox(Handler):
             case wire.Contradicts():
                 self._audits.shown(message)
 
-    # -- what is read
-
-    def _about(self, sender: str) -> About:
-        return About(sender, self._run.rules)
-
-    def _placed(self, message: wire.AnyMessage | Folded) -> wire.AnyMessage | Folded:
-        """Check that a message which was just read can belong to the run; returns it.
-
-        Raises:
-            Refusal: it can't.
-        """
-        if not isinstance(message, Folded | wire.NodeMessage):
-            with refusing(type(message)):
-                check_place(message, self._run.rules)
-        return message
+    # -- the messages of the run
 
     def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
         """Check a message that is complete; returns it with its payload and the hash of that.
@@ -259,30 +216,6 @@ class RunInbox(Handler):
             grant = self._members.grant_of(peer)
             if grant != peer and ready.grant != (grant.hex() if isinstance(grant, bytes) else ""):
                 raise Refusal(f"{peer} is not here by the grant that its contribution names")
-
-    # -- what can't be read yet
-
-    def _keep(self, sender: str, folded: Folded) -> None:
-        """Keep a message until its roll is here. Each sender has equal room, and its oldest goes first."""
-        self._folded[sender, type(folded.body), folded.fragment, folded.base.epoch] = sender, folded
-        mine = [key for key in self._folded if key[0] == sender]
-        if len(mine) > 4 * self._run.rules.commits_kept:
-            del self._folded[min(mine, key=lambda key: key[3])]
-
-    def unfold(self) -> None:
-        """Feed what can be read now; drop what is older than the present state."""
-        for key, (sender, folded) in list(self._folded.items()):
-            present = self._node.replica.logs[folded.fragment].epoch
-            known = self._node.rolls.of(folded.fragment, folded.base) is not None
-            if not known and folded.base.epoch >= present:
-                continue
-            del self._folded[key]
-            if not known:
-                continue
-            with contextlib.suppress(Refusal), self._common.refusals.counted(sender):
-                message = self._placed(folded.read(self._about(sender), self._node.rolls))
-                assert not isinstance(message, Folded | wire.NodeMessage)
-                self._node.events.post(Received(sender, self._checked(sender, message, None)))
 
 
 def _revisions(message: m.Message) -> list[Revision]:

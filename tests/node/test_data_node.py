@@ -18,7 +18,8 @@ from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
 from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, publish, read_data_nodes
-from p2p_diloco.node.headers import of_nodes, packed
+from p2p_diloco.node.forms import NO_RUN
+from p2p_diloco.node.headers import opened, packed, unpack
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
@@ -86,11 +87,11 @@ class Reader(Handler):
     """What `RunInbox` does with the answers of data nodes."""
 
     def __init__(self, reader: Fetching) -> None:
+        super().__init__(wire.ANY_RUN)
         self.questions = reader.questions
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message: Any = of_nodes(header, wire.ANY_RUN)
-        return message, self.questions.nbytes(message)
+    def nbytes(self, sender: str, message: Any) -> int:
+        return self.questions.nbytes(message)
 
     def check(self, sender: str, message: Any, payload: memoryview | None) -> wire.AnyMessage:
         self.questions.check(sender, message, payload)
@@ -341,8 +342,9 @@ async def test_a_data_node_answers_only_what_it_can(nodes: Nodes) -> None:
 
     def refused(sender: str, message: wire.AnyMessage) -> str:
         try:
-            read, _ = node.read("a", packed(message))
-            node.check(sender, read, None)
+            found = unpack(memoryview(opened(packed(message), wire.ANY_RUN)), NO_RUN.rules)
+            node.nbytes("a", found)
+            node.check(sender, found, None)
         except Refusal as refusal:
             return refusal.reason
         return ""

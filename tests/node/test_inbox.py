@@ -14,7 +14,6 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack, packed
 from p2p_diloco.node.inbox import PEERS_MAX, Inbox, Refusals, Tally
 from p2p_diloco.node.joining import DescriptionInbox
@@ -27,7 +26,7 @@ RULES = Rules(run="r", fragments=((0,),))
 
 
 def probe(token: bytes) -> bytes:
-    return pack(m.Probe(m.Summary(1, "worker")), About("stranger", RULES), token)[0]
+    return pack(m.Probe(m.Summary(1, "worker")), RULES, token)[0]
 
 
 @awaited
