@@ -21,7 +21,7 @@ from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
 from p2p_diloco.node import headers, wire
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Questions, publish, read_data_nodes
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, manifest_of, publish, read_data_nodes
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
 from p2p_diloco.node.shared import Setup
@@ -53,7 +53,7 @@ class DataNode(Handler):
         super().__init__(wire.ANY_RUN)
         self._transport, self._served = transport, served
         self._groups: Groups = lambda peer: inbox.grant_of(peer)
-        self._questions = Questions(transport)
+        self._questions = inbox.questions
         self._sending = Counter[str]()
         self._tasks = set[asyncio.Task[None]]()
         self.sent = Counter[str]()
@@ -62,43 +62,28 @@ class DataNode(Handler):
     # -- what comes
 
     def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
-        match message:
-            case ListSlices() | GetSlice():
-                return 0
-            case SliceList() | SliceBytes():
-                return self._questions.nbytes(message)
-        raise Refusal("this is a data node, which takes no part in the run")
+        if not isinstance(message, ListSlices | GetSlice):
+            raise Refusal("this is a data node, which takes no part in the run")
+        return 0
 
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+    async def take(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> None:
         name, manifest = self._served.name, self._served.manifest
         match message:
-            case SliceList() | SliceBytes():
-                self._questions.check(sender, message, payload)
             case ListSlices(asked) if asked != name:
                 raise Refusal(f"this data node serves {name!r}")
             case GetSlice(data_set, index) if data_set != manifest.identity or index >= len(manifest.slices):
                 raise Refusal(f"this data node serves another data set under the name {name!r}")
-            case ListSlices() | GetSlice() if self._busy(sender):
+            case _ if self._busy(sender):
                 raise Refusal("this data node sends as many slices as it can")
-        return message
-
-    def _busy(self, sender: str) -> bool:
-        theirs = self._sending[sender]
-        return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
-
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        match message:
-            case ListSlices(name):
-                packed = memoryview(self._served.manifest.packed)
+            case ListSlices():
+                packed = memoryview(manifest.packed)
                 self._start(sender, self._send(sender, SliceList(name, packed.nbytes), packed))
             case GetSlice(index=index):
                 self._start(sender, self._send_slice(sender, index))
 
-    def moving(self, peer: str) -> None:
-        self._questions.moving(peer)
-
-    def closed(self, peer: str) -> None:
-        self._questions.closed(peer)
+    def _busy(self, sender: str) -> bool:
+        theirs = self._sending[sender]
+        return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
 
     # -- what is sent
 
@@ -151,7 +136,7 @@ class DataNode(Handler):
                 continue
             await self._transport.introduce(record.peer_id, record.addresses)
             try:
-                theirs = await self._questions.manifest(record, served.name)
+                theirs = await manifest_of(self._transport, self._questions, record, served.name)
             except (Refusal, Unreachable) as error:  # a record that is left over, or a false one
                 log.debug("the data node %s doesn't answer: %s", record.label, error)
                 continue

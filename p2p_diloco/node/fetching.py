@@ -1,8 +1,8 @@
-"""Data nodes as other processes see them: their records in the DHT, the questions that are put to them, and how slices
-of data sets are fetched from them, as this peer's trainer wants them.
+"""Data nodes as other processes see them: their records in the DHT, and how slices of data sets are fetched from them,
+as this peer's trainer wants them.
 
-Law: a record is a hint: nothing in it is believed until its data node answers. Only the peer that was asked may answer,
-once, and what it sends must have the hash that was asked for. Each slice is under way once at most, from one data node,
+Law: a record is a hint: nothing in it is believed until its data node answers. What it sends must have the hash that
+was asked for. Each slice is under way once at most, from one data node,
 and is checked before it is kept. A slice that the trainer waits for has a place at each data node that slices fetched
 ahead don't take. A data node that refuses a slice, or doesn't answer, is asked again after a pause that doubles each
 time; meanwhile others are asked.
@@ -15,22 +15,23 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from p2p_diloco.data.cache import Cache
-from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
+from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest
 from p2p_diloco.errors import ConfigError, Refused, reason
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
-from p2p_diloco.node import board, wire
+from p2p_diloco.node import board
 from p2p_diloco.node.board import Board
 from p2p_diloco.node.headers import packed
+from p2p_diloco.node.inbox import Questions
 from p2p_diloco.node.status import ADDRESSES_MAX
-from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
+from p2p_diloco.node.wire import GetSlice, ListSlices
 from p2p_diloco.remembered import cache_folder
 
 LABEL_LETTERS_MAX = 64
@@ -84,121 +85,23 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
     return sorted(found, key=lambda record: record.peer_id)
 
 
-@dataclass(slots=True)
-class _Question:
-    nbytes_max: int
-    read: Callable[[memoryview], Any]
-    answer: asyncio.Future[Any]
-    heard_at: float
+async def manifest_of(transport: Transport, questions: Questions, record: DataNodeRecord, name: str) -> Manifest:
+    """Ask a data node for the manifest of its data set.
 
+    Raises:
+        Refusal, Unreachable: it doesn't come, or isn't the one that the data node's record names.
+    """
 
-class Questions:
-    """The questions that this process has put to data nodes, and that are not answered yet."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._open: dict[tuple[str, Hashable], _Question] = {}
-
-    async def manifest(self, record: DataNodeRecord, name: str) -> Manifest:
-        """Ask a data node for the manifest of its data set.
-
-        Raises:
-            Refusal, Unreachable: it doesn't come, or isn't the one that the data node's record names.
-        """
-
-        def read(payload: memoryview) -> Manifest:
-            try:
-                manifest = Manifest.unpack(payload)
-            except ValueError as error:
-                raise Refusal(str(error)) from None
-            if manifest.identity != record.data_set:
-                raise Refusal("the manifest isn't the one that the data node's record names")
-            return manifest
-
-        found = await self._ask(record.peer_id, ListSlices(name), name, MANIFEST_BYTES_MAX, read)
-        assert isinstance(found, Manifest)
-        return found
-
-    async def slice(self, peer: str, data_set: str, index: int, one: Slice) -> memoryview:
-        """Ask a data node for the slice `one`, which has the number `index` in the data set `data_set`.
-
-        Raises:
-            Refusal, Unreachable: it doesn't come, or has another hash.
-        """
-
-        def read(payload: memoryview) -> memoryview:
-            if not one.is_hash_of(payload):
-                raise Refusal(f"slice {index} doesn't have its hash: {one.name} was changed, or is damaged")
-            return payload
-
-        found = await self._ask(peer, GetSlice(data_set, index), (data_set, index), one.nbytes, read)
-        assert isinstance(found, memoryview)
-        return found
-
-    async def _ask(
-        self,
-        peer: str,
-        message: wire.DataMessage,
-        what: Hashable,
-        nbytes_max: int,
-        read: Callable[[memoryview], Any],
-    ) -> Any:
-        loop, silence_s = asyncio.get_running_loop(), self._transport.limits.read_timeout_s
-        question = self._open[peer, what] = _Question(nbytes_max, read, loop.create_future(), loop.time())
+    def read(payload: memoryview) -> Manifest:
         try:
-            await self._transport.send(peer, packed(message))
-            while not question.answer.done():
-                if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
-                    raise Unreachable(f"no answer within {silence_s:g} s")
-                await asyncio.wait({question.answer}, timeout=left_s)
-            return question.answer.result()
-        finally:
-            del self._open[peer, what]
-            if question.answer.done():
-                question.answer.exception()  # marks the exception as seen: `check` raised it, too
+            manifest = Manifest.unpack(payload)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        if manifest.identity != record.data_set:
+            raise Refusal("the manifest isn't the one that the data node's record names")
+        return manifest
 
-    # -- what comes
-
-    def nbytes(self, message: SliceList | SliceBytes) -> int:
-        """The length of an answer's payload. Raises Refusal if the message answers no open question."""
-        asked = (question for (_, what), question in self._open.items() if what == _what(message))
-        if not 0 < message.nbytes <= max((question.nbytes_max for question in asked), default=0):
-            raise Refusal("this peer did not ask for it")
-        return message.nbytes
-
-    def check(self, sender: str, message: SliceList | SliceBytes, payload: memoryview | None) -> None:
-        """Take an answer. Raises Refusal if its sender wasn't asked, or the payload isn't what was asked for."""
-        question = self._open.get((sender, _what(message)))
-        if question is None or question.answer.done() or payload is None:
-            raise Refusal("this peer did not ask for it")
-        self.moving(sender)
-        try:
-            question.answer.set_result(question.read(payload))
-        except Refusal as refusal:
-            question.answer.set_exception(refusal)
-            raise
-
-    def moving(self, peer: str) -> bool:
-        """A payload to or from this peer makes progress. Returns whether a question to this peer is open."""
-        theirs = self._of(peer)
-        for question in theirs:
-            question.heard_at = asyncio.get_running_loop().time()
-        return bool(theirs)
-
-    def closed(self, peer: str) -> bool:
-        """A stream to or from this peer broke, so its answers may not come. Returns whether a question to this peer was
-        open."""
-        theirs = [question for question in self._of(peer) if not question.answer.done()]
-        for question in theirs:
-            question.answer.set_exception(Unreachable("its connection broke"))
-        return bool(theirs)
-
-    def _of(self, peer: str) -> list[_Question]:
-        return [question for (asked, _), question in self._open.items() if asked == peer]
-
-
-def _what(message: SliceList | SliceBytes) -> Hashable:
-    return message.name if isinstance(message, SliceList) else (message.data_set, message.index)
+    return await questions.ask(transport, record.peer_id, packed(ListSlices(name)), name, MANIFEST_BYTES_MAX, read)
 
 
 AT_ONCE = 4
@@ -283,9 +186,10 @@ class _DataSet:
 class Fetching:
     """Fetches slices for one peer. Keeps at most `bytes_max` bytes of them in `folder` (None: this user's cache)."""
 
-    def __init__(self, transport: Transport, run_id: str, folder: Path | None, bytes_max: int) -> None:
-        self.questions = Questions(transport)
-        self._transport, self._run_id = transport, run_id
+    def __init__(
+        self, transport: Transport, questions: Questions, run_id: str, folder: Path | None, bytes_max: int
+    ) -> None:
+        self._transport, self._questions, self._run_id = transport, questions, run_id
         self._folder, self._bytes_max = folder, bytes_max
         self._cache: Cache | None = None
         self._data_sets: dict[str, _DataSet] = {}
@@ -313,7 +217,8 @@ class Fetching:
                 if record.data_set in found or identity not in ("", record.data_set):
                     continue
                 try:
-                    found[record.data_set] = record, await self.questions.manifest(record, name)
+                    manifest = await manifest_of(self._transport, self._questions, record, name)
+                    found[record.data_set] = record, manifest
                 except (Refusal, Unreachable) as error:
                     why = f"{record.label}: {error}"
             if len(found) > 1:
@@ -395,9 +300,16 @@ class Fetching:
     async def _from(self, data_set: _DataSet, node: _DataNode, index: int) -> memoryview | None:
         """Ask a data node for a slice; None if it doesn't come."""
         clock, peer, identity = asyncio.get_running_loop().time, node.record.peer_id, data_set.manifest.identity
+        one, question = data_set.manifest.slices[index], packed(GetSlice(identity, index))
+
+        def read(payload: memoryview) -> memoryview:
+            if not one.is_hash_of(payload):
+                raise Refusal(f"slice {index} doesn't have its hash: {one.name} was changed, or is damaged")
+            return payload
+
         node.under_way += 1
         try:
-            content = await self.questions.slice(peer, identity, index, data_set.manifest.slices[index])
+            content = await self._questions.ask(self._transport, peer, question, (identity, index), one.nbytes, read)
         except Refusal as refusal:
             node.refused.setdefault(index, _Pause()).failed(clock())
             node.why = refusal.reason

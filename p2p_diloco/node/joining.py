@@ -3,8 +3,8 @@ model's card.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
 decides. A run's record has no owner (see `board`). If two peers found a run at once, the record with the lowest name,
-which is its hash, wins. Only the peer that was asked may send a description; until it comes, every other message is
-refused. A description without a card, or with a card that is too long, still describes the layout.
+which is its hash, wins. Until a description comes, every other message is refused. A description without a card, or
+with a card that is too long, still describes the layout.
 """
 
 from __future__ import annotations
@@ -324,44 +324,22 @@ class Described:
         return cls(layout, card if isinstance(card, bytes) and len(card) <= CARD_BYTES_MAX else b"")
 
 
-class DescriptionInbox(Handler):
-    """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
-    messages, and descriptions that are too long for a model of `count` parameters, buffers and slices: decoded, a
-    hostile one takes a hundred times its bytes."""
-
-    def __init__(self, token: bytes, peer: str, count: int) -> None:
-        super().__init__(token)
-        self._peer = peer
-        self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
-        self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
-
-    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
-        if not isinstance(message, wire.Description):
-            raise Refusal("this peer still waits for the description of its run's model")
-        if not 0 < message.nbytes <= self._bytes_max:
-            raise Refusal("the description is empty, or longer than allowed")
-        return message.nbytes
-
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        if sender != self._peer or self.described.done():
-            raise Refusal("this peer did not ask for a description of a model")
-        try:
-            self.described.set_result(Described.unpack(payload))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Refusal(f"the description of the model can't be read: {error}") from None
-        return message
-
-
 async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str, count: int) -> Described | None:
     """Ask a peer to describe the run's model; returns None if no description came in time. `count`: about how many
-    parameters, buffers and slices the model has; a description that is much longer is refused."""
-    before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
-    inbox.handler = waiting
+    parameters, buffers and slices the model has; a description that is much longer is refused: decoded, a hostile one
+    takes a hundred times its bytes."""
+
+    def read(payload: memoryview) -> Described:
+        try:
+            return Described.unpack(payload)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"the description of the model can't be read: {error}") from None
+
+    inbox.handler = Handler(token)  # it takes nothing but the answer
+    header = headers.packed(wire.Describe(), token)
+    most = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
     try:
-        await transport.send(peer, headers.packed(wire.Describe(), token))
-        return await within(DESCRIBE_S, waiting.described)
+        return await within(DESCRIBE_S, inbox.questions.ask(transport, peer, header, None, most, read))
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)
         return None
-    finally:
-        inbox.handler = before

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -29,7 +28,6 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ending, wire
 from p2p_diloco.node.channel import Message, NodeEnd
-from p2p_diloco.node.forms import refusing
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined, Joining
@@ -250,26 +248,21 @@ class Observer(Handler):
             raise Refusal("this peer only observes the run")
         return self._work.nbytes(message)
 
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
+    async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
         awaited = isinstance(message, m.Told) or (message.fragment, getattr(message, "number", -1)) in self._open
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
-        with refusing(type(message)):
-            if isinstance(message, m.Head) and not is_sound(message.state):
-                raise Refusal("its state does not have the chain of its version")
-            if isinstance(message, m.Part) and payload is not None:
-                check_values(payload, "fp32", payload.nbytes // 4)
-                return replace(message, payload=payload)
-        return message
-
-    async def take(self, sender: str, message: Any) -> None:
         match message:
             case m.Told():
                 self._answers.append(message)
             case m.Head(fragment=fragment, state=state, digests=digests):
+                if not is_sound(state):
+                    raise Refusal("its state does not have the chain of its version")
                 self._heads[fragment] = state, digests
                 self._open.discard((fragment, -1))
-            case m.Part(fragment=fragment, version=version, number=number, payload=payload):
+            case m.Part(fragment=fragment, version=version, number=number):
+                assert payload is not None, "the length of its payload was checked"
+                check_values(payload, "fp32", payload.nbytes // 4)
                 # no fragment has a version in `_slices`, so its slices are filled in place: in `theta`
                 filled = self._work.fill(Fill(fragment, version, number, payload))
                 self._parts[fragment, number] = version, filled.digest

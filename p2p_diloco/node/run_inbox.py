@@ -53,7 +53,7 @@ class RunInbox(Handler):
     def __init__(self, common: Common, node: Node, trainer: TrainerSide, audits: Audits) -> None:
         super().__init__(common.run.token, common.run.rules)
         self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
-        self._trainer, self._audits, self._questions = trainer, audits, common.fetching.questions
+        self._trainer, self._audits = trainer, audits
         self._allowances = Allowances()
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
@@ -65,35 +65,22 @@ class RunInbox(Handler):
                 return 0
             case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
                 return self._audits.nbytes(message)
-            case wire.SliceList() | wire.SliceBytes():
-                return self._questions.nbytes(message)
-            case wire.Description():
-                raise Refusal("this peer did not ask for a description of a model")
-            case wire.ListSlices() | wire.GetSlice():
+            case _ if isinstance(message, wire.NodeMessage):
                 raise Refusal("this peer is no data node")
         return self._node.work.nbytes(message)
 
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
-        match message:
-            case wire.Nudge(goal):
-                self._check_nudge(sender, goal)
-            case wire.SliceList() | wire.SliceBytes():
-                self._questions.check(sender, message, payload)
-            case wire.Copy() | wire.Accusation() | wire.Contradicts():
-                return replace(message, payload=payload)
+    async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
+        if isinstance(message, wire.NodeMessage):
+            self._take(sender, message, payload)
+            return
         if isinstance(message, m.Ask):
             part = len(message.numbers) / self._run.rules.slices
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
                 raise Refusal("the sender, or others with its invitation, asked for too many states lately")
-        return message if isinstance(message, wire.NodeMessage) else self._checked(sender, message, payload)
-
-    async def take(self, sender: str, message: Any) -> None:
-        if isinstance(message, wire.NodeMessage):
-            self._take(sender, message)
-        else:
-            self._tell_grant(sender)
-            await self._node.receive(sender, message)
+        checked = self._checked(sender, message, payload)
+        self._tell_grant(sender)
+        await self._node.receive(sender, checked)
 
     def _tell_grant(self, sender: str) -> None:
         """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
@@ -120,12 +107,9 @@ class RunInbox(Handler):
             raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
-        if not self._questions.closed(peer):
-            self._node.closed(peer)
+        self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        if self._questions.moving(peer):
-            return
         if (now := asyncio.get_running_loop().time()) >= self._told_until:
             self._told, self._told_until = set(), now + MOVING_EVERY_S
         if peer not in self._told:
@@ -141,23 +125,24 @@ class RunInbox(Handler):
         if group is not None and not self._allowances.nudge(group, goal, commits, len(self._run.layout.fragments)):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
-    def _take(self, sender: str, message: wire.NodeMessage) -> None:
-        """Process a message of nodes. An answer of a data node was handed on when it was checked."""
+    def _take(self, sender: str, message: wire.NodeMessage, payload: memoryview | None) -> None:
+        """Process a message of nodes."""
         match message:
             case wire.Describe():
                 description = self._common.described.packed
                 header = packed(wire.Description(description.nbytes), self._run.token)
                 self._common.outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
             case wire.Nudge(goal):
+                self._check_nudge(sender, goal)
                 self._trainer.nudged(goal)
             case wire.Audit():
                 self._audits.asked(sender, message)
             case wire.Accusation():
-                self._audits.accused(sender, message)
+                self._audits.accused(sender, replace(message, payload=payload))
             case wire.Copy():
-                self._audits.take(message)
+                self._audits.take(replace(message, payload=payload))
             case wire.Contradicts():
-                self._audits.shown(message)
+                self._audits.shown(replace(message, payload=payload))
 
     # -- the messages of the run
 

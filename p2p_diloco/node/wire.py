@@ -131,6 +131,8 @@ the model of its run. What they carry is checked by its hash."""
 ANY_RUN = bytes(TOKEN_BYTES)
 """The token of a `DataMessage`."""
 
+Answer = Description | SliceList | SliceBytes
+"""Answers to questions: their receivers have asked for them."""
 NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | Contradicts | DataMessage
 """Messages that nodes handle themselves, and do not pass to their replicas."""
 

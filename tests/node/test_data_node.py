@@ -18,8 +18,7 @@ from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
 from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, publish, read_data_nodes
-from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import opened, packed, unpack
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
@@ -50,8 +49,9 @@ class Nodes:
         self.network, self.folder = MemoryNetwork(), folder
         self.inbox = Inbox()
         limits = Limits(read_timeout_s=0.5, connect_timeout_s=0.2)
-        self.reader = Fetching(self.network.join("reader", self.inbox, limits=limits), "r", folder / "cache", bytes_max)
-        self.inbox.handler = Reader(self.reader)
+        transport = self.network.join("reader", self.inbox, limits=limits)
+        self.reader = Fetching(transport, self.inbox.questions, "r", folder / "cache", bytes_max)
+        self.inbox.handler = Handler(wire.ANY_RUN)
         self.nodes: dict[str, DataNode] = {}
         self.announcing: list[asyncio.Task[None]] = []
         self.said: list[str] = []
@@ -81,24 +81,6 @@ class Nodes:
         manifest = await self.reader.open("corpus", "", self.said.append)
         found = await asyncio.gather(*(self.reader.get(manifest.identity, i, self.said.append) for i in indices))
         return [path.read_bytes() for path in found]
-
-
-class Reader(Handler):
-    """What `RunInbox` does with the answers of data nodes."""
-
-    def __init__(self, reader: Fetching) -> None:
-        super().__init__(wire.ANY_RUN)
-        self.questions = reader.questions
-
-    def nbytes(self, sender: str, message: Any) -> int:
-        return self.questions.nbytes(message)
-
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> wire.AnyMessage:
-        self.questions.check(sender, message, payload)
-        return message
-
-    def closed(self, peer: str) -> None:
-        self.questions.closed(peer)
 
 
 def live(test: Callable[[Nodes], Awaitable[None]], bytes_max: int = 10**6) -> None:
@@ -196,7 +178,7 @@ async def test_a_slow_data_node_is_waited_for_while_bytes_come(nodes: Nodes) -> 
     async def slowly(to: str, index: int) -> None:
         for _ in range(15):
             await asyncio.sleep(0.1)
-            nodes.reader.questions.moving("a")
+            nodes.inbox.moving("a")
         await send(to, index)
 
     a._send_slice = slowly  # type: ignore[method-assign]
@@ -340,26 +322,24 @@ async def test_a_data_node_answers_only_what_it_can(nodes: Nodes) -> None:
     node = await nodes.add("a")
     identity = next(iter(nodes.nodes.values()))._served.manifest.identity
 
-    def refused(sender: str, message: wire.AnyMessage) -> str:
+    async def refused(sender: str, message: wire.AnyMessage) -> str:
         try:
-            found = unpack(memoryview(opened(packed(message), wire.ANY_RUN)), NO_RUN.rules)
-            node.nbytes("a", found)
-            node.check(sender, found, None)
+            await nodes.network.peers["a"]._inbox.deliver(sender, packed(message), None)
         except Refusal as refusal:
             return refusal.reason
         return ""
 
-    assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
-    assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
-    assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
-    assert "can't be read" in refused("p", wire.GetSlice(identity, -1))
-    assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
-    assert "takes no part" in refused("p", wire.Describe())
-    assert not refused("p", wire.GetSlice(identity, 0))
-    node._sending["p"] = AT_ONCE
-    assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
+    assert await refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
+    assert "another data set" in await refused("p", wire.GetSlice("ab" * 32, 0))
+    assert "another data set" in await refused("p", wire.GetSlice(identity, SLICES))
+    assert "can't be read" in await refused("p", wire.GetSlice(identity, -1))
+    assert "did not ask" in await refused("p", wire.SliceBytes(identity, 0, 8))
+    assert "takes no part" in await refused("p", wire.Describe())
+    assert not await refused("p", wire.GetSlice(identity, 0))
+    node._sending["p"] = AT_ONCE + 1
+    assert "as many slices as it can" in await refused("p", wire.GetSlice(identity, 0))
     node._sending["q"] = data_node.SENT_AT_ONCE
-    assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
+    assert "as many slices as it can" in await refused("z", wire.GetSlice(identity, 0))
 
 
 @plays(live)
@@ -372,7 +352,7 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
         await liar.send("reader", header, memoryview(line(1)))
     nodes.network.delay_s = 0.05
     waits = asyncio.create_task(nodes.read(1))
-    await until(lambda: any(what == (identity, 1) for _, what in nodes.reader.questions._open))
+    await until(lambda: any(what == (identity, 1) for _, what in nodes.inbox.questions._open))
     with pytest.raises(Refusal, match="did not ask"):
         await liar.send("reader", header, memoryview(b"poison!!"))
     assert await waits == [line(1)]
@@ -397,7 +377,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path) -> None:
         post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
         network.delay_s = 0.1
         reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
-        await until(lambda: peer.inbox.handler._questions._open)
+        await until(lambda: peer.inbox.questions._open)
         peer.inbox.moving("a")
         peer.inbox.closed("a")
         assert await reading == "line 02"
