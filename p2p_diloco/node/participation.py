@@ -186,7 +186,7 @@ class Participation:
         """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
         is cancelled."""
         await self._beginning.until_it_may_train(self._ending, self._trainer.hold_for)
-        self._trainer.let_go()
+        await self._trainer.start()
         await asyncio.Event().wait()
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:

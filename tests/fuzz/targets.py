@@ -255,7 +255,7 @@ def _records() -> Iterator[Target]:
             lambda dht: ending.BOARD.read(dht, "r", ending.End, lambda end: ending._proven(end, dht, "r")),
         ),
         "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: read_revision(dht, founding)),
-        "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
+        "notices": (KEY.public, lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (
             KEY.sign_revocations(3, [bytes(8)]),
             lambda dht: privacy.read_revocations(dht, "r", access.member),
