@@ -8,7 +8,6 @@ values. Of what nodes handle themselves the replica learns only a transfer's sig
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
@@ -39,8 +38,6 @@ MOVING_EVERY_S = 0.1
 """Seconds in which the replica is told at most once that transfers with a peer move. With many slices there would be
 hundreds of such reports a second, which tell the replica nothing more."""
 
-log = logging.getLogger(__name__)
-
 
 def _named(group: Hashable) -> str:
     """A group as contributions name it: a grant, or in an open run a peer."""
@@ -55,7 +52,6 @@ class RunInbox(Handler):
         self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
         self._trainer, self._audits = trainer, audits
         self._allowances = Allowances()
-        self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
 
@@ -164,10 +160,8 @@ class RunInbox(Handler):
             self._check_values(message)
             self._check_grants(sender, message)
         if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
-            if sender not in self._unsigned:
-                self._unsigned.add(sender)
-                what = "ignored the revision %s of the peer %s: not signed by the run's founder"
-                log.warning(what, revision, sender)
+            what = f"its revision {revision} is ignored: it is not signed by the run's founder"
+            self._common.refusals.count(sender, what)
             return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
         return message
 

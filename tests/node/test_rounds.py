@@ -124,7 +124,7 @@ async def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(
         await inbox.deliver("a", node._packed(revised)[0], None)
         known, mine = other.node.replica.roster.summary("a"), other.node.replica.roster.mine
         assert (known.bandwidth, known.revision.number, mine.revision.number) == (7.0, 0, 0)
-    assert caplog.text.count("not signed by the run's founder") == 1
+    assert "not signed by the run's founder" in inbox.refusals.newest(1)[0][1].why
     for proven, revision in ((False, Revision(1, 0.5)), (True, Revision(1, -0.1)), (True, Revision(1, 0.5, 1.0))):
         monkeypatch.setattr(Founding, "proven", lambda *_, proven=proven: proven)
         head = m.Head(0, replace(node.replica.logs[0].held, revision=revision))
