@@ -57,14 +57,9 @@ class DataNodeRecord:
         return value
 
 
-def _board(name: str) -> Board:
+def board_of(name: str) -> Board:
     """The records of the data nodes that serve a data set of this name."""
     return Board(f"data/{name}", ttl_s=30.0, owned=True)
-
-
-async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> bool:
-    """Store a data node's record in the DHT; returns False if it wasn't stored. `name`: of the served data set."""
-    return await _board(name).store(dht, run_id, record.pack())
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
@@ -75,7 +70,7 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
         Unreachable: the DHT doesn't answer.
     """
     found = list[DataNodeRecord]()
-    for peer, value in (await _board(name).fetch(dht, run_id)).items():
+    for peer, value in (await board_of(name).fetch(dht, run_id)).items():
         try:
             record = board.unpack(DataNodeRecord, value)
         except ValueError:

@@ -57,12 +57,6 @@ _SEEN = (
 """The same for a peer whose machine has been in the run. A stranger may hide a run's records, and a bootstrap that has
 just started has none; founding the run anew would make two of one name."""
 
-UNCHANGEABLE = (
-    "this run can't be changed, stopped for all or saved on demand (p2p-diloco set, stop, save): these commands need "
-    "the identity file of its founder"
-)
-"""What the founder of an open run gives up without an identity file."""
-
 log = logging.getLogger(__name__)
 
 
@@ -135,8 +129,6 @@ class Joining:
         value = found[min(found)]
         if value == own:
             log.info("founded the run %s, because this swarm has no peer and no record of it", self._run_id)
-            if founded is None and self._setup.local.identity_path is None and self._access is None:
-                log.info("without identity_path, %s", UNCHANGEABLE)
         run = await self._fit(RunRecord.unpack(value))
         run.check(self._transport.limits)
         return Joined(

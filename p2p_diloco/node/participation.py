@@ -166,7 +166,7 @@ class Participation:
             self._start_training(),
             self._audits.serve(),
             self._ending.keep(),
-            run_record.BOARD.keep(transport, run_id, self._common.joined.record, RECORD_EVERY_S),
+            run_record.BOARD.keep(transport, run_id, lambda: self._common.joined.record, RECORD_EVERY_S),
             run_record.watch_revisions(
                 transport,
                 self._common.founding,

@@ -94,7 +94,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
 
 async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
     """Renew the notice until cancelled. Every member does so."""
-    await NOTICES.keep(dht, run_id, public, NOTICE_EVERY_S)
+    await NOTICES.keep(dht, run_id, lambda: public, NOTICE_EVERY_S)
 
 
 async def _keys_in(dht: Records, run_id: str) -> list[bytes]:

@@ -16,8 +16,9 @@ from p2p_diloco.data.files import cut_files
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
+from p2p_diloco.node.board import Board
 from p2p_diloco.node.data_node import DataNode, Served
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, publish, read_data_nodes
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, board_of, read_data_nodes
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
@@ -204,12 +205,12 @@ async def test_a_data_node_is_ready_when_the_dht_has_its_record(
         return answer
 
     node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(nodes.folder / "a"))
-    monkeypatch.setattr(data_node, "publish", publish_oddly)
+    monkeypatch.setattr(Board, "store", publish_oddly)
     announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
     await until(lambda: asked >= 5)
     announcing.cancel()
     assert ready == [3]
-    assert sum("can't be stored in the DHT; trying again in 0.05 s" in text for text in caplog.messages) == 3
+    assert "a record (data/corpus) can't be stored in the DHT; trying again" in caplog.messages
 
 
 @plays(live)
@@ -218,11 +219,11 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
     line. What a data node announces must be what it serves."""
     liar = nodes.network.join("liar", Inbox())
     found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
-    await publish(liar, "r", "corpus", found)
+    await board_of("corpus").store(liar, "r", found.pack())
     await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
     await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
     own = nodes.network.peers["reader"]
-    await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
+    await board_of("corpus").store(own, "r", DataNodeRecord(peer_id="reader", data_set="ef" * 32).pack())
     records = await read_data_nodes(own, "r", "corpus")
     assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
     serving = DataNode(liar, inbox := Inbox(), served(nodes.folder / "a"))
@@ -236,7 +237,7 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
 async def test_another_data_set_under_the_same_name_is_refused(nodes: Nodes) -> None:
     """The sentence names both; a record that no data node answers for, or a false one, refuses nobody."""
     a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
-    await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
+    await board_of("corpus").store(a, "r", DataNodeRecord(peer_id="left", data_set="ab" * 32).pack())
     await nodes.add("a")
     await nodes.add("b")
     with pytest.raises(Refused) as raised:
