@@ -112,8 +112,6 @@ class TrainerSide:
                     self._common.described = Described(self._run.layout, card)
                 case {"kind": "nudge", "goal": goal}:
                     self._nudge_others(goal)
-                case {"kind": "data", "n": n}:
-                    self._channel.send("data", n=n, **self._data())
                 case {"kind": "door", "n": n}:
                     self._channel.send("door", n=n, path=await self._door.open())
 
@@ -156,15 +154,6 @@ class TrainerSide:
             made = await contribution(*of, message["weight"], message["samples"], uses)
         await self._events.feed(made)
 
-    def _data(self) -> dict[str, Any]:
-        replica = self._replica
-        return {
-            "me": replica.me,
-            "life": life_of(replica.own.incarnation),
-            "tables": replica.tables,
-            "ended": replica.finished,
-        }
-
     def _told(self) -> dict[str, Any]:
         replica = self._replica
         return {
@@ -173,6 +162,10 @@ class TrainerSide:
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),
             "shared": replica.roster.shared(),
+            "me": replica.me,
+            "life": life_of(replica.own.incarnation),
+            "tables": replica.tables,
+            "ended": replica.finished,
         }
 
     def _nudge_others(self, goal: int) -> None:
