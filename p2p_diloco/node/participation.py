@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.auditing import Audits
@@ -143,22 +142,14 @@ class Participation:
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
-        consuming = asyncio.create_task(self._node.consume())
-        try:
-            with contextlib.suppress(Refusal):  # the loop has failed, and raises its error below
-                for event in self._beginning.events:
-                    await self._events.feed(event)
-            await self._ending.tell(TELL_S)
-            self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
-            await until_one_ends(self._beside(messages), consuming)
-        finally:
-            await self._leave(consuming)
-
-    def _beside(self, messages: asyncio.Queue[Message]) -> Sequence[Coroutine[Any, Any, None]]:
-        """What goes on beside the loop until this peer leaves."""
+        self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
+        await self._ending.begin(TELL_S)
+        for event in self._beginning.events:
+            self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
         swarm = met_through(self._common.local.initial_peers, transport.peer_id)
-        return (
+        consuming = asyncio.create_task(self._node.consume())
+        beside = (
             self._trainer.serve(messages),
             self._trainer.watch_progress(),
             self._trainer.tell_waiting(),
@@ -186,6 +177,10 @@ class Participation:
                 self._check_identity,
             ),
         )
+        try:
+            await until_one_ends(beside, consuming)
+        finally:
+            await self._leave(consuming)
 
     async def _start_training(self) -> None:
         """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
@@ -233,7 +228,7 @@ class Participation:
     async def _announce_leaving(self) -> None:
         """Store this peer's last record in the DHT; before it the run's end, because a newcomer that finds neither a
         holder of the state nor an end takes the state for lost."""
-        await self._ending.tell(LEAVE_S)
+        await self._ending.leave(LEAVE_S)
         storing = records.BOARD.store(self._transport, self._run.run_id, self._reporter.status().pack())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(storing, LEAVE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -113,9 +114,10 @@ def replica_at(model: ModelVersion, others: Mapping[str, ModelVersion] | None = 
     )
 
 
-def ending_of(transport: Any, replica: Any, group: str = "") -> ending.Ending:
+def ending_of(transport: Any, replica: Any, folder: Path | None = None, group: str = "") -> ending.Ending:
     """The ending of a peer that sees nobody train."""
-    common: Any = SimpleNamespace(transport=transport, founding=FOUNDING, replica=replica)
+    local = SimpleNamespace(checkpoint_dir=folder)
+    common: Any = SimpleNamespace(transport=transport, founding=FOUNDING, replica=replica, local=local)
     return ending.Ending(common, group)
 
 
@@ -123,17 +125,22 @@ def ending_of(transport: Any, replica: Any, group: str = "") -> ending.Ending:
 
 
 @awaited
-async def test_the_end_is_signed_and_left_in_the_dht(tmp_path: Path) -> None:
-    """Each peer that holds the last state says so under its own name, with one content; its folder holds the last
-    checkpoint, though `save_every` doesn't divide the last epoch."""
+async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path) -> None:
+    """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
+    the last checkpoint, though `save_every` doesn't divide the last epoch."""
     network = MemoryNetwork()
     await to_the_end(tmp_path, network=network)
+    founding = founding_in(network)
     onlooker = network.join("onlooker", Inbox())
     found = await ending.BOARD.read(onlooker, "r", End, lambda end: True)
     assert {end.signer for end in found} == {"a", "b"}
     (model,) = {end.model for end in found}
     assert (model.generation, model.epochs) == (0, STOP)
+    rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
     for name in "ab":
+        kept = ending.load(tmp_path / name, onlooker, founding, rules)
+        assert kept is not None
+        assert (kept.model, kept.signer) == (model, name)
         assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
 
 
@@ -141,19 +148,23 @@ async def test_the_end_is_signed_and_left_in_the_dht(tmp_path: Path) -> None:
 
 
 @awaited
-async def test_a_peer_that_was_absent_at_the_end_is_bound_by_its_record(tmp_path: Path) -> None:
-    """All checkpoints of the end are lost, so no peer trains on, and the error says what to do."""
-    network = MemoryNetwork()
-    await to_the_end(tmp_path, network=network)
+async def test_one_peer_that_knows_of_the_end_tells_the_others(tmp_path: Path) -> None:
+    """A peer that was absent at the end, and has no record on its disk, is bound by a record that another peer keeps in
+    the DHT; it doesn't write that record to its own disk. All checkpoints of the end are lost, so no peer trains on,
+    and the error says what to do."""
+    await to_the_end(tmp_path)
     for name in "ab":
         step_back(tmp_path, name)
+    (tmp_path / "a" / ending.FILE).unlink()
+    network = MemoryNetwork()
     a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
     b = MemoryPeer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=1.0))
     for sentence in await asyncio.gather(gives_up(a), gives_up(b)):
         assert sentence.startswith("wait_timeout=1 is over: the run r has ended at epoch 3 (digest ")
-        assert "), this peer's state is of epoch 2, and no peer handed over the last state" in sentence
+        assert "signed by b), this peer's state is of epoch 2, and no peer handed over the last state" in sentence
         for mend in ("checkpoint_dir has checkpoint-3", "from_checkpoint and new_generation", "stop_after_epochs"):
             assert mend in sentence
+    assert not (tmp_path / "a" / ending.FILE).exists()
 
 
 @awaited
@@ -279,27 +290,15 @@ async def test_who_has_the_last_state_waits_for_those_that_lack_it(
 
 
 @awaited
-async def test_a_greater_end_replaces_the_known_one() -> None:
-    """Who has taken the last state of another lineage leaves word of that one."""
+async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
+    """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
     transport = MemoryNetwork().join("x", Inbox())
+    ending.save(tmp_path, signed_end(LAST))
     greater = dataclasses.replace(LAST, samples=99)
-    made = ending_of(transport, replica_at(greater, finished=True))
-    made.known = signed_end(LAST)
-    await made.tell(5.0)
+    await ending_of(transport, replica_at(greater, finished=True), tmp_path).leave(5.0)
     (found,) = await ending.read(transport, FOUNDING, RULES)
     assert (found.model, found.signer) == (greater, "x")
-
-
-@awaited
-async def test_who_comes_back_with_the_last_state_says_so_first(tmp_path: Path) -> None:
-    """Before any other peer sees it."""
-    await to_the_end(tmp_path)
-    network = MemoryNetwork()
-    a = MemoryPeer(network, "a", **disk(tmp_path, "a", restart_wait=0.1))
-    await a.enter()
-    onlooker = network.join("onlooker", Inbox())
-    assert [end.signer for end in await ending.BOARD.read(onlooker, "r", End, lambda end: True)] == ["a"]
-    await a.stop()
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) == found
 
 
 # -- where an end means nothing
@@ -389,8 +388,8 @@ async def test_a_run_goes_on_with_a_greater_stop(tmp_path: Path) -> None:
     ],
 )
 @awaited
-async def test_what_is_no_end_of_this_run_is_left_out(bad: End) -> None:
-    """Beside it the true one is found."""
+async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> None:
+    """Of the DHT and of the disk alike; beside it the true one is found."""
     transport = MemoryNetwork().join("x", Inbox())
     await ending.store(transport, FOUNDING, bad)
     await transport.store("r/end", "0" * 32, board.pack(signed_end(LAST)), 100.0, owned=False)  # not its name
@@ -398,6 +397,24 @@ async def test_what_is_no_end_of_this_run_is_left_out(bad: End) -> None:
     good = signed_end(LAST, "a")
     await ending.store(transport, FOUNDING, good)
     assert await ending.read(transport, FOUNDING, RULES) == [good]
+    ending.save(tmp_path, bad)
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) is None
+    ending.save(tmp_path, good)
+    assert ending.load(tmp_path, transport, FOUNDING, RULES) == good
+
+
+@awaited
+async def test_a_file_that_is_no_record_or_cant_be_one_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever bytes stand in it, nothing is raised; nor where a file stands in the folder's place."""
+    transport = MemoryNetwork().join("x", Inbox())
+    for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
+        (tmp_path / ending.FILE).write_bytes(junk)
+        assert ending.load(tmp_path, transport, FOUNDING, RULES) is None
+    assert caplog.text.count("can't be read as the record of a run") == 5
+    ending.save(tmp_path / ending.FILE, signed_end(LAST))
+    assert "can't be written" in caplog.text
 
 
 @awaited
@@ -499,12 +516,14 @@ async def test_a_state_may_take_long_while_its_slices_come() -> None:
 
 
 @awaited
-async def test_a_dht_that_fails_leaves_the_end_that_is_known() -> None:
-    """And storing is tried again."""
+async def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
+    """Who can't be told by the DHT goes by its disk; and storing is tried again."""
+    ending.save(tmp_path, signed_end(LAST))
     transport, calls = without_a_dht("x", Unreachable("nobody answers"))
     replica = replica_at(STOPPED)
-    made = ending_of(transport, replica)
-    made.known = signed_end(LAST)
+    made = ending_of(transport, replica, tmp_path)
+    await made.begin(1.0)
+    assert len(calls) == 1
     assert await made.look()
     task, before = asyncio.create_task(made.keep()), len(calls)
     await asyncio.wait({task}, timeout=0.05)
@@ -512,5 +531,5 @@ async def test_a_dht_that_fails_leaves_the_end_that_is_known() -> None:
     assert not task.done()
     task.cancel()
     replica.finished, before = True, len(calls)
-    await made.tell(1.0)
+    await made.leave(1.0)
     assert len(calls) > before
