@@ -104,23 +104,23 @@ class Inbox:
             return self._read(sender, header)[2]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> bool:
+        is_short = payload is None
         with self.refusals.counted(sender, but=NO_FAULT):
             handler, message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
                 kind = "long message" if message is None else type(message).__name__
                 raise Refusal(f"the payload of a {kind} must have {expected} bytes, but {found} came")
-            own = payload
             if message is None:
                 assert payload is not None, "its length was checked"
-                (message, expected), own = self._decoded(handler, sender, payload), None
+                (message, expected), payload = self._decoded(handler, sender, payload), None
                 if expected:
                     raise Refusal(f"a {type(message).__name__} must come as a header")
             if isinstance(message, wire.Answer):
-                self.questions.take(sender, message, own)
+                self.questions.take(sender, message, payload)
             else:
-                await handler.take(sender, message, own)
-        return payload is None and handler.hurries(sender)
+                await handler.take(sender, message, payload)
+        return is_short and handler.hurries(sender)
 
     def _read(self, sender: str, header: bytes) -> tuple[Handler, wire.AnyMessage | None, int]:
         """Returns the present handler, the message, and the length of its payload; None if the payload is the
@@ -129,7 +129,11 @@ class Inbox:
             raise Refusal(NOT_YET)
         handler.check_sender(sender)
         body = opened(header, handler.token)
-        return (handler, None, body) if isinstance(body, int) else (handler, *self._decoded(handler, sender, body))
+        if not isinstance(body, int):
+            return handler, *self._decoded(handler, sender, body)
+        if not handler.rules.fragments:
+            raise Refusal("this peer takes no part in the run, so no message as long as this")
+        return handler, None, body
 
     def _decoded(self, handler: Handler, sender: str, body: memoryview) -> tuple[wire.AnyMessage, int]:
         message = unpack(body, handler.rules)
