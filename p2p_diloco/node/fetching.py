@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -116,23 +116,12 @@ Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class _Pause:
-    """When something may be tried again after it has failed."""
-
-    until: float = 0.0
-    failures: int = 0
-
-    def failed(self, now: float) -> None:
-        self.until = now + min(AGAIN_S_MAX, AGAIN_S * 2**self.failures)
-        self.failures = min(self.failures + 1, 16)
-
-
-@dataclass(slots=True)
 class _DataNode:
     record: DataNodeRecord
     under_way: int = 0
-    pause: _Pause = field(default_factory=_Pause)
-    refused: dict[int, _Pause] = field(default_factory=dict)
+    failures: int = 0
+    """How many questions in a row it did not answer with the slice."""
+    paused_until: float = 0.0
     why: str = ""
     """Why the data node did not give the last slice for which it was asked; empty if it gave the slice."""
 
@@ -156,16 +145,11 @@ class _DataSet:
         self.news.set()
 
     def choose(self, index: int, now: float) -> _DataNode | None:
-        """The data node to ask for a slice: of those that may be asked now, the one that refused the slice least often;
-        of several, the one with the fewest slices under way. None: none may be asked now."""
+        """The data node to ask for a slice: of those that may be asked now, the one with the fewest slices under way.
+        None: none may be asked now."""
         places = AT_ONCE if index in self.awaited else AT_ONCE - 1
-        never = _Pause()
-        able = [
-            node
-            for node in self.nodes.values()
-            if node.under_way < places and max(node.pause.until, node.refused.get(index, never).until) <= now
-        ]
-        return min(able, key=lambda node: (node.refused.get(index, never).failures, node.under_way), default=None)
+        able = [node for node in self.nodes.values() if node.under_way < places and node.paused_until <= now]
+        return min(able, key=lambda node: node.under_way, default=None)
 
     def why(self, index: int) -> str:
         """Why a slice is not here yet, as a sentence."""
@@ -305,21 +289,17 @@ class Fetching:
         node.under_way += 1
         try:
             content = await self._questions.ask(self._transport, peer, question, (identity, index), one.nbytes, read)
-        except Refusal as refusal:
-            node.refused.setdefault(index, _Pause()).failed(clock())
-            node.why = refusal.reason
-            log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, node.why)
-            return None
-        except Unreachable as error:
+        except (Refusal, Unreachable) as error:
             if not node.why:
-                log.warning("the data node %s of %r doesn't answer: %s", node.record.label, data_set.name, error)
+                log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)
             node.why = str(error)
-            node.pause.failed(clock())
+            node.paused_until = clock() + min(AGAIN_S_MAX, AGAIN_S * 2**node.failures)
+            node.failures = min(node.failures + 1, 16)
             return None
         finally:
             node.under_way -= 1
             data_set.news.set()
-        node.pause, node.why = _Pause(), ""
+        node.failures, node.why = 0, ""
         return content
 
     # -- data sets and their data nodes

@@ -283,27 +283,19 @@ async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
 
 
 @plays(live)
-async def test_a_slice_is_asked_for_where_it_was_refused_least(nodes: Nodes) -> None:
-    """Among equals where fewest are under way; nowhere before the time to try again has come."""
+async def test_a_slice_is_asked_for_where_fewest_are_under_way(nodes: Nodes) -> None:
+    """Nowhere before the time to try again has come."""
     await nodes.add("a")
     await nodes.add("b")
     await nodes.read(0)
     data_set = next(iter(nodes.reader._data_sets.values()))
     a, b = data_set.nodes["a"], data_set.nodes["b"]
-    a.refused[3] = fetching._Pause()
-    a.refused[3].failed(10.0)
     b.under_way = 2
-    assert data_set.choose(3, 1000.0) is b
     assert data_set.choose(4, 1000.0) is a
-    b.pause.failed(1000.0)
-    assert data_set.choose(3, 1000.0) is a
-    assert data_set.choose(3, 10.0) is None
-    waits = []
-    for _ in range(20):
-        b.pause.failed(0.0)
-        waits.append(b.pause.until)
-    assert waits == sorted(waits)
-    assert waits[-1] == fetching.AGAIN_S_MAX
+    a.paused_until = 1000.5
+    assert data_set.choose(4, 1000.0) is b
+    b.paused_until = 1000.5
+    assert data_set.choose(4, 1000.0) is None
 
 
 @plays(partial(live, bytes_max=15))
