@@ -2,10 +2,9 @@
 as this peer's trainer wants them.
 
 Law: a record is a hint: nothing in it is believed until its data node answers. What it sends must have the hash that
-was asked for. Each slice is under way once at most, from one data node,
-and is checked before it is kept. A slice that the trainer waits for has a place at each data node that slices fetched
-ahead don't take. A data node that refuses a slice, or doesn't answer, is asked again after a pause that doubles each
-time; meanwhile others are asked.
+was asked for. Each slice is under way once at most, from one data node, and is checked before it is kept. A slice that
+the trainer waits for has a place at each data node that slices fetched ahead don't take. A data node that refuses a
+slice, or doesn't answer, is asked again after a pause that doubles each time; meanwhile others are asked.
 """
 
 from __future__ import annotations
