@@ -31,7 +31,6 @@ from p2p_diloco.node.run import Run, layout_of, token
 from p2p_diloco.node.run_record import BOARD, Founding, RunRecord, cut_of
 from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import Swarm
-from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
 
@@ -87,6 +86,7 @@ class Joining:
         self._setup, self._tell, self._run_id = setup, tell, setup.local.run_id
         self._transport, self._inbox, self._access = swarm.transport, swarm.inbox, swarm.access
         self._salt = b"" if swarm.access is None else swarm.access.member.token_salt
+        self._was_in_it = privacy.has_been_in_it(setup.local, swarm.transport.peer_id)
         self._card = setup.card
         self._left_out: set[str] = set()
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
@@ -104,7 +104,7 @@ class Joining:
         """
         own: bytes | None = None
         told = self._setup.is_told_to_found(founding)
-        founds = self._may_found and told and (founded is not None or not self._has_been_in_it)
+        founds = self._may_found and told and (founded is not None or not self._was_in_it)
         while not (found := await self._records()):
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
@@ -145,16 +145,9 @@ class Joining:
         """Whether this peer can found the run: it has a model, and for a private run the run key."""
         return self._setup.can_found and (self._access is None or self._access.key is not None)
 
-    @property
-    def _has_been_in_it(self) -> bool:
-        """Whether this machine has met peers of the run, and this peer is not told to found the run all the same."""
-        local = self._setup.local
-        swarm = met_through(local.initial_peers, self._transport.peer_id)
-        return not local.found and bool(remembered(self._run_id, swarm))
-
     def _may_begin_again(self, record: RunRecord) -> bool:
         own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
-        return self._setup.local.found or (own and not self._has_been_in_it)
+        return self._setup.local.found or (own and not self._was_in_it)
 
     async def _records(self) -> dict[str, bytes]:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.interface import Records, Unreachable
@@ -57,6 +58,11 @@ async def refuse_if_private(dht: Records, run_id: str) -> None:
         raise Refused("is the name of a private run", key="run_id", value=run_id, mend=mend)
 
 
+def has_been_in_it(local: PeerConfig, peer_id: str) -> bool:
+    """Whether this machine has met peers of the run, and this peer is not told to found the run all the same."""
+    return not local.found and bool(remembered(local.run_id, met_through(local.initial_peers, peer_id)))
+
+
 async def founds_privately(setup: Setup, dht: Records) -> bool:
     """Whether this peer, which has no invitation, is to found a private run now. It is if it can found one and is told
     to, its settings do not ask for an open run, other machines could reach the run, and neither is there a run of this
@@ -69,8 +75,7 @@ async def founds_privately(setup: Setup, dht: Records) -> bool:
     if local.open or on_this_machine(local) or not setup.can_found:
         return False
     await refuse_if_private(dht, local.run_id)
-    seen = not local.found and remembered(local.run_id, met_through(local.initial_peers, dht.peer_id))
-    if seen or not setup.is_told_to_found(setup.asked):
+    if has_been_in_it(local, dht.peer_id) or not setup.is_told_to_found(setup.asked):
         return False  # `Joining` says why
     try:
         return not await run_record.BOARD.fetch(dht, local.run_id)
