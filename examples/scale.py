@@ -37,7 +37,6 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, founding, hash_of, key_of, rooted
 from p2p_diloco.core.version import ContributionId, Version, incarnation
 from p2p_diloco.node import headers
-from p2p_diloco.node.forms import About, Roll
 from p2p_diloco.node.wire import TOKEN_BYTES
 
 LATENCY_S = 0.05
@@ -103,7 +102,6 @@ class Swarm:
         self.payloads = Counter[str]()  # slices and means sent and received, by peer
         self.newest = 1  # the highest epoch that any peer has reached
         self._lengths: dict[int, tuple[Message, Message, int]] = {}
-        self._rolls: dict[Version, Roll] = {}
         names = [self._name() for _ in range(peers)]
         lives = {name: incarnation(1_000_000, number) for number, name in enumerate(names)}
         for name, life in lives.items():
@@ -216,11 +214,7 @@ class Swarm:
             if len(self._lengths) > REMEMBERED:
                 self._lengths.clear()
             whole = replace(message, seal=SEAL) if isinstance(message, SEALED) and not message.seal else message
-            held = sender.replica.logs[0].state
-            same = held is not None and getattr(message, "base", None) == held.version
-            roll = self._rolls.setdefault(held.version, Roll(held.roll)) if held is not None and same else Roll()
-            about = About(sender.name, self.rules, roll)
-            header, body = headers.pack(whole, about, bytes(TOKEN_BYTES))
+            header, body = headers.pack(whole, self.rules, bytes(TOKEN_BYTES))
             known = self._lengths[id(message)] = message, whole, len(header) + len(body or b"")
         return known[1:]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Literal
 
-import msgpack
 import msgspec
 from blake3 import blake3
 from msgspec import Meta
@@ -71,28 +70,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview) -> Manifest:
-        """Decode a manifest. Raises ValueError for any other bytes.
-
-        Lists are counted before they are read: 64 MiB of empty lists would become 4 GB of Python's objects.
-        """
-        unpacker = msgpack.Unpacker(
-            max_buffer_size=max(1, len(packed)), max_array_len=0, max_map_len=0, max_ext_len=0,
-            max_str_len=4 * NAME_MAX, max_bin_len=HASH_BYTES,
-        )  # fmt: skip
-        slices = []
+        """Decode a manifest. Raises ValueError for any other bytes."""
         try:
-            unpacker.feed(packed)
-            fields, form, count = unpacker.read_array_header(), unpacker.unpack(), unpacker.read_array_header()
-            if fields != 2 or count > SLICES_MAX:
-                raise ValueError("it has another number of fields, or too many slices")
-            for _ in range(count):
-                if unpacker.read_array_header() != 4:
-                    raise ValueError("a slice has another number of fields")
-                slices.append([unpacker.unpack() for _ in range(4)])
-            if unpacker.tell() != len(packed):
-                raise ValueError("more bytes follow")
-            return msgspec.convert([form, slices], cls, builtin_types=(bytes,))  # a text is no hash
-        except (TypeError, ValueError, msgpack.UnpackException, msgspec.ValidationError) as error:
+            return msgspec.msgpack.decode(packed, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ValueError(f"these bytes are no manifest: {error}") from None
 
 

@@ -317,7 +317,7 @@ class Audits:
         mean, of = said.mean, Refusal("this is no mean that the accused owner made")
         try:
             told = msgspec.msgpack.decode(said.payload, type=CHOICE.type)
-            about = About(mean.owner, self._rules, fragment=mean.fragment, base=said.base)
+            about = About(self._rules, mean.fragment, said.base)
             choice: Choice = CHOICE.read(told, about)
         except (msgspec.MsgspecError, ValueError, RecursionError, Refusal):
             raise of from None
@@ -363,8 +363,8 @@ class Audits:
         self._told = told
 
     def _packed(self, case: Case) -> memoryview:
-        """A mean's choice, for an accusation. Its peers are spelled out, because a newcomer doesn't have the roll."""
-        about = About(case.owner, self._rules, fragment=case.mean.fragment, base=case.base)
+        """A mean's choice, for an accusation."""
+        about = About(self._rules, case.mean.fragment, case.base)
         return memoryview(msgspec.msgpack.encode(CHOICE.write(case.choice, about)))
 
     def _settle(self) -> None:

@@ -61,14 +61,26 @@ class Board:
             return await dht.store(self.key(run_id, dht.peer_id), dht.peer_id, value, self.ttl_s)
         return await dht.store(self.key(run_id), name_of(value), value, self.ttl_s, owned=False)
 
-    async def keep(self, dht: Records, run_id: str, value: bytes, every_s: float) -> None:
-        """Renew a record until cancelled. Every peer that has it does so, and the record lives as long as any of
-        them."""
+    async def keep(
+        self,
+        dht: Records,
+        run_id: str,
+        value: Callable[[], bytes],
+        every_s: float,
+        stored: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Store what `value` returns, again and again, until cancelled; `stored` is called once it is stored. If no
+        peer owns the record, every peer that has it does so, and it lives as long as any of them."""
+        was_stored = False
         while True:
             try:
-                await self.store(dht, run_id, value)
-            except Exception:  # the other peers renew it too
+                taken = await self.store(dht, run_id, value())
+            except Exception:  # the next try may succeed
                 log.warning("a record (%s) can't be stored in the DHT; trying again", self.kind, exc_info=True)
+            else:
+                if taken and not was_stored:
+                    stored()
+                was_stored = was_stored or taken
             await asyncio.sleep(every_s)
 
     async def fetch(self, dht: Records, run_id: str) -> dict[str, bytes]:

@@ -155,8 +155,8 @@ class Door:
     has a connection of its own, and gets an answer to each request except `soon`. The socket is in a folder that only
     this user can enter.
 
-        open (name, identity)      waits (text) ... manifest (packed)
-        get (data_set, index)      waits (text) ... slice (path)
+        open (name, identity)      waiting (text) ... manifest (packed)
+        get (data_set, index)      waiting (text) ... slice (path)
         soon (data_set, indices)   nothing
         any                        error
     """
@@ -196,7 +196,7 @@ class Door:
             while True:
                 message = await end.receive()
                 try:
-                    await self._answer(end, message, lambda text: end.send("waits", text=text))
+                    await self._answer(end, message, lambda text: end.send("waiting", text=text))
                 except P2PDilocoError as error:
                     end.send("error", error=error.to_wire())
         except ChannelClosed:
@@ -206,9 +206,9 @@ class Door:
 
     async def _answer(self, end: NodeEnd, message: Message, waits: Callable[[str], None]) -> None:
         match message:
-            case {"kind": "open", "name": name, "identity": identity}:
-                end.send("manifest", packed=(await self._fetching.open(name, identity, waits)).packed)
-            case {"kind": "get", "data_set": identity, "index": index}:
-                end.send("slice", path=str(await self._fetching.get(identity, index, waits)))
+            case {"kind": "open", "n": n, "name": name, "identity": identity}:
+                end.send("manifest", n=n, packed=(await self._fetching.open(name, identity, waits)).packed)
+            case {"kind": "get", "n": n, "data_set": identity, "index": index}:
+                end.send("slice", n=n, path=str(await self._fetching.get(identity, index, waits)))
             case {"kind": "soon", "data_set": identity, "indices": indices}:
                 self._fetching.soon(identity, indices)

@@ -163,7 +163,7 @@ class Common:
         transport.limits = run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self.outbox = Outbox(transport, transferring, gives_way=not run.rules.asynchronous)
-        self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
+        self.fetching = Fetching(transport, swarm.inbox.questions, run.run_id, local.cache_dir, local.cache_bytes)
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log = EventQueue(), EventLog(transport.peer_id)
         self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)

@@ -21,7 +21,7 @@ from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
 from p2p_diloco.node import headers, wire
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Questions, publish, read_data_nodes
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, board_of, manifest_of, read_data_nodes
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
 from p2p_diloco.node.shared import Setup
@@ -32,7 +32,6 @@ SENT_AT_ONCE = 16
 """The most answers that are sent at a time; each is in memory meanwhile. In a private run at most a quarter of them go
 to one peer, and at most three quarters to the peers of one invitation."""
 PUBLISH_EVERY_S = 10.0
-TELL_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +49,10 @@ class DataNode(Handler):
     """Answers requests for one data set."""
 
     def __init__(self, transport: Transport, inbox: Inbox, served: Served) -> None:
+        super().__init__(wire.ANY_RUN)
         self._transport, self._served = transport, served
         self._groups: Groups = lambda peer: inbox.grant_of(peer)
-        self._questions = Questions(transport)
+        self._questions = inbox.questions
         self._sending = Counter[str]()
         self._tasks = set[asyncio.Task[None]]()
         self.sent = Counter[str]()
@@ -60,44 +60,29 @@ class DataNode(Handler):
 
     # -- what comes
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        match message := headers.of_nodes(header, wire.ANY_RUN):
-            case ListSlices() | GetSlice():
-                return message, 0
-            case SliceList() | SliceBytes():
-                return message, self._questions.nbytes(message)
-        raise Refusal("this is a data node, which takes no part in the run")
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        if not isinstance(message, ListSlices | GetSlice):
+            raise Refusal("this is a data node, which takes no part in the run")
+        return 0
 
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+    async def take(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> None:
         name, manifest = self._served.name, self._served.manifest
         match message:
-            case SliceList() | SliceBytes():
-                self._questions.check(sender, message, payload)
             case ListSlices(asked) if asked != name:
                 raise Refusal(f"this data node serves {name!r}")
             case GetSlice(data_set, index) if data_set != manifest.identity or index >= len(manifest.slices):
                 raise Refusal(f"this data node serves another data set under the name {name!r}")
-            case ListSlices() | GetSlice() if self._busy(sender):
+            case _ if self._busy(sender):
                 raise Refusal("this data node sends as many slices as it can")
-        return message
-
-    def _busy(self, sender: str) -> bool:
-        theirs = self._sending[sender]
-        return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
-
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        match message:
-            case ListSlices(name):
-                packed = memoryview(self._served.manifest.packed)
+            case ListSlices():
+                packed = memoryview(manifest.packed)
                 self._start(sender, self._send(sender, SliceList(name, packed.nbytes), packed))
             case GetSlice(index=index):
                 self._start(sender, self._send_slice(sender, index))
 
-    def moving(self, peer: str) -> None:
-        self._questions.moving(peer)
-
-    def closed(self, peer: str) -> None:
-        self._questions.closed(peer)
+    def _busy(self, sender: str) -> bool:
+        theirs = self._sending[sender]
+        return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
 
     # -- what is sent
 
@@ -150,7 +135,7 @@ class DataNode(Handler):
                 continue
             await self._transport.introduce(record.peer_id, record.addresses)
             try:
-                theirs = await self._questions.manifest(record, served.name)
+                theirs = await manifest_of(self._transport, self._questions, record, served.name)
             except (Refusal, Unreachable) as error:  # a record that is left over, or a false one
                 log.debug("the data node %s doesn't answer: %s", record.label, error)
                 continue
@@ -164,35 +149,15 @@ class DataNode(Handler):
 
     async def announce(self, run_id: str, label: str, ready: Callable[[], None]) -> None:
         """Until cancelled, keep this data node's record in the DHT. `ready` is called once, when the DHT has it."""
-        was_stored = False
-        while True:
-            record = DataNodeRecord(
-                peer_id=self._transport.peer_id,
-                label=label,
-                data_set=self._served.manifest.identity,
-                addresses=tuple(self._transport.addresses()),
-            )
-            stored, why = False, None
-            try:
-                stored = await publish(self._transport, run_id, self._served.name, record)
-            except Exception as error:  # the next turn may succeed
-                why = error
-            if not stored:
-                wrong = "this data node's record can't be stored in the DHT; trying again in %g s"
-                log.warning(wrong, PUBLISH_EVERY_S, exc_info=why)
-            if stored and not was_stored:
-                was_stored = True
-                ready()
-            await asyncio.sleep(PUBLISH_EVERY_S)
+        served = self._served
 
-    async def tell(self) -> None:
-        """Until cancelled, log now and then how many slices were sent."""
-        before = 0
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            if (count := self.sent.total()) > before:
-                log.info("slices of %r sent so far: %d, to peers: %d", self._served.name, count, len(self.sent))
-                before = count
+        def record() -> bytes:
+            me, addresses = self._transport.peer_id, tuple(self._transport.addresses())
+            return DataNodeRecord(
+                peer_id=me, label=label, data_set=served.manifest.identity, addresses=addresses
+            ).pack()
+
+        await board_of(served.name).keep(self._transport, run_id, record, PUBLISH_EVERY_S, ready)
 
 
 def _told(manifest: Manifest) -> str:
@@ -214,7 +179,7 @@ async def serve(
             await refuse_if_private(swarm.transport, local.run_id)
         await node.refuse_another(local.run_id)
         tell(f"serves {served.name!r} in the run {local.run_id}: {_told(served.manifest)}")
-        tasks = [node.announce(local.run_id, local.name or gethostname(), ready), node.tell()]
+        tasks = [node.announce(local.run_id, local.name or gethostname(), ready)]
         if swarm.access is not None:
             tasks.append(watch_revocations(swarm.transport, local.run_id, swarm.access.member))
         await until_one_ends(tasks, swarm.dead)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,8 +95,6 @@ class Cases:
         self._cases: dict[OfMean, Case] = {}  # of applied commits, oldest first
         self._made: dict[OfMean, Case] = {}  # this peer's own means of rounds that are not over
         self._last: dict[int, str] = {}  # by fragment: the key of the last commit
-        self._own = deque[Case]()  # this peer's means whose contributions are kept
-        self._own_bytes = 0
 
     def __iter__(self) -> Iterator[Case]:
         return iter(list(self._cases.values()))
@@ -122,8 +119,6 @@ class Cases:
         for case in (*others, *own):
             case.since = now
             self._cases[case.mean] = case
-        self._own.extend(own)
-        self._own_bytes += sum(case.nbytes for case in own)
         self.forget(now)
         return others
 
@@ -141,20 +136,19 @@ class Cases:
         """Drop means that are too old or too many, and contributions that are too old or beyond `KEPT_BYTES`."""
         while self._cases and (len(self._cases) > CASES_MAX or now - self._first().since > self._keep_s):
             del self._cases[self._first().mean]
-        while self._own and self._drops(self._own[0], now):
-            case = self._own.popleft()
-            self._own_bytes -= case.nbytes
-            case.copies = {}
+        kept = [case for case in self._cases.values() if case.owner == self._me and case.copies]
+        nbytes = sum(case.nbytes for case in kept)
+        for case in kept:  # oldest first
+            too_much = nbytes > KEPT_BYTES and not self._is_last(case)
+            if not too_much and now - case.since <= self._keep_s / 2:
+                break
+            nbytes, case.copies = nbytes - case.nbytes, {}
 
     def _first(self) -> Case:
         return next(iter(self._cases.values()))
 
     def _is_last(self, case: Case) -> bool:
         return self._last.get(case.mean.fragment) == case.mean.key
-
-    def _drops(self, case: Case, now: float) -> bool:
-        too_much = self._own_bytes > KEPT_BYTES and not self._is_last(case)
-        return too_much or now - case.since > self._keep_s / 2
 
 
 SLICES = 30

@@ -1,11 +1,10 @@
-"""Data nodes as other processes see them: their records in the DHT, the questions that are put to them, and how slices
-of data sets are fetched from them, as this peer's trainer wants them.
+"""Data nodes as other processes see them: their records in the DHT, and how slices of data sets are fetched from them,
+as this peer's trainer wants them.
 
-Law: a record is a hint: nothing in it is believed until its data node answers. Only the peer that was asked may answer,
-once, and what it sends must have the hash that was asked for. Each slice is under way once at most, from one data node,
-and is checked before it is kept. A slice that the trainer waits for has a place at each data node that slices fetched
-ahead don't take. A data node that refuses a slice, or doesn't answer, is asked again after a pause that doubles each
-time; meanwhile others are asked.
+Law: a record is a hint: nothing in it is believed until its data node answers. What it sends must have the hash that
+was asked for. Each slice is under way once at most, from one data node, and is checked before it is kept. A slice that
+the trainer waits for has a place at each data node that slices fetched ahead don't take. A data node that refuses a
+slice, or doesn't answer, is asked again after a pause that doubles each time; meanwhile others are asked.
 """
 
 from __future__ import annotations
@@ -15,22 +14,23 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from p2p_diloco.data.cache import Cache
-from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
+from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest
 from p2p_diloco.errors import ConfigError, Refused, reason
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
-from p2p_diloco.node import board, wire
+from p2p_diloco.node import board
 from p2p_diloco.node.board import Board
 from p2p_diloco.node.headers import packed
+from p2p_diloco.node.inbox import Questions
 from p2p_diloco.node.status import ADDRESSES_MAX
-from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
+from p2p_diloco.node.wire import GetSlice, ListSlices
 from p2p_diloco.remembered import cache_folder
 
 LABEL_LETTERS_MAX = 64
@@ -56,14 +56,9 @@ class DataNodeRecord:
         return value
 
 
-def _board(name: str) -> Board:
+def board_of(name: str) -> Board:
     """The records of the data nodes that serve a data set of this name."""
     return Board(f"data/{name}", ttl_s=30.0, owned=True)
-
-
-async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> bool:
-    """Store a data node's record in the DHT; returns False if it wasn't stored. `name`: of the served data set."""
-    return await _board(name).store(dht, run_id, record.pack())
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
@@ -74,7 +69,7 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
         Unreachable: the DHT doesn't answer.
     """
     found = list[DataNodeRecord]()
-    for peer, value in (await _board(name).fetch(dht, run_id)).items():
+    for peer, value in (await board_of(name).fetch(dht, run_id)).items():
         try:
             record = board.unpack(DataNodeRecord, value)
         except ValueError:
@@ -84,121 +79,23 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
     return sorted(found, key=lambda record: record.peer_id)
 
 
-@dataclass(slots=True)
-class _Question:
-    nbytes_max: int
-    read: Callable[[memoryview], Any]
-    answer: asyncio.Future[Any]
-    heard_at: float
+async def manifest_of(transport: Transport, questions: Questions, record: DataNodeRecord, name: str) -> Manifest:
+    """Ask a data node for the manifest of its data set.
 
+    Raises:
+        Refusal, Unreachable: it doesn't come, or isn't the one that the data node's record names.
+    """
 
-class Questions:
-    """The questions that this process has put to data nodes, and that are not answered yet."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._open: dict[tuple[str, Hashable], _Question] = {}
-
-    async def manifest(self, record: DataNodeRecord, name: str) -> Manifest:
-        """Ask a data node for the manifest of its data set.
-
-        Raises:
-            Refusal, Unreachable: it doesn't come, or isn't the one that the data node's record names.
-        """
-
-        def read(payload: memoryview) -> Manifest:
-            try:
-                manifest = Manifest.unpack(payload)
-            except ValueError as error:
-                raise Refusal(str(error)) from None
-            if manifest.identity != record.data_set:
-                raise Refusal("the manifest isn't the one that the data node's record names")
-            return manifest
-
-        found = await self._ask(record.peer_id, ListSlices(name), name, MANIFEST_BYTES_MAX, read)
-        assert isinstance(found, Manifest)
-        return found
-
-    async def slice(self, peer: str, data_set: str, index: int, one: Slice) -> memoryview:
-        """Ask a data node for the slice `one`, which has the number `index` in the data set `data_set`.
-
-        Raises:
-            Refusal, Unreachable: it doesn't come, or has another hash.
-        """
-
-        def read(payload: memoryview) -> memoryview:
-            if not one.is_hash_of(payload):
-                raise Refusal(f"slice {index} doesn't have its hash: {one.name} was changed, or is damaged")
-            return payload
-
-        found = await self._ask(peer, GetSlice(data_set, index), (data_set, index), one.nbytes, read)
-        assert isinstance(found, memoryview)
-        return found
-
-    async def _ask(
-        self,
-        peer: str,
-        message: wire.DataMessage,
-        what: Hashable,
-        nbytes_max: int,
-        read: Callable[[memoryview], Any],
-    ) -> Any:
-        loop, silence_s = asyncio.get_running_loop(), self._transport.limits.read_timeout_s
-        question = self._open[peer, what] = _Question(nbytes_max, read, loop.create_future(), loop.time())
+    def read(payload: memoryview) -> Manifest:
         try:
-            await self._transport.send(peer, packed(message))
-            while not question.answer.done():
-                if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
-                    raise Unreachable(f"no answer within {silence_s:g} s")
-                await asyncio.wait({question.answer}, timeout=left_s)
-            return question.answer.result()
-        finally:
-            del self._open[peer, what]
-            if question.answer.done():
-                question.answer.exception()  # marks the exception as seen: `check` raised it, too
+            manifest = Manifest.unpack(payload)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        if manifest.identity != record.data_set:
+            raise Refusal("the manifest isn't the one that the data node's record names")
+        return manifest
 
-    # -- what comes
-
-    def nbytes(self, message: SliceList | SliceBytes) -> int:
-        """The length of an answer's payload. Raises Refusal if the message answers no open question."""
-        asked = (question for (_, what), question in self._open.items() if what == _what(message))
-        if not 0 < message.nbytes <= max((question.nbytes_max for question in asked), default=0):
-            raise Refusal("this peer did not ask for it")
-        return message.nbytes
-
-    def check(self, sender: str, message: SliceList | SliceBytes, payload: memoryview | None) -> None:
-        """Take an answer. Raises Refusal if its sender wasn't asked, or the payload isn't what was asked for."""
-        question = self._open.get((sender, _what(message)))
-        if question is None or question.answer.done() or payload is None:
-            raise Refusal("this peer did not ask for it")
-        self.moving(sender)
-        try:
-            question.answer.set_result(question.read(payload))
-        except Refusal as refusal:
-            question.answer.set_exception(refusal)
-            raise
-
-    def moving(self, peer: str) -> bool:
-        """A payload to or from this peer makes progress. Returns whether a question to this peer is open."""
-        theirs = self._of(peer)
-        for question in theirs:
-            question.heard_at = asyncio.get_running_loop().time()
-        return bool(theirs)
-
-    def closed(self, peer: str) -> bool:
-        """A stream to or from this peer broke, so its answers may not come. Returns whether a question to this peer was
-        open."""
-        theirs = [question for question in self._of(peer) if not question.answer.done()]
-        for question in theirs:
-            question.answer.set_exception(Unreachable("its connection broke"))
-        return bool(theirs)
-
-    def _of(self, peer: str) -> list[_Question]:
-        return [question for (asked, _), question in self._open.items() if asked == peer]
-
-
-def _what(message: SliceList | SliceBytes) -> Hashable:
-    return message.name if isinstance(message, SliceList) else (message.data_set, message.index)
+    return await questions.ask(transport, record.peer_id, packed(ListSlices(name)), name, MANIFEST_BYTES_MAX, read)
 
 
 AT_ONCE = 4
@@ -218,23 +115,12 @@ Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class _Pause:
-    """When something may be tried again after it has failed."""
-
-    until: float = 0.0
-    failures: int = 0
-
-    def failed(self, now: float) -> None:
-        self.until = now + min(AGAIN_S_MAX, AGAIN_S * 2**self.failures)
-        self.failures = min(self.failures + 1, 16)
-
-
-@dataclass(slots=True)
 class _DataNode:
     record: DataNodeRecord
     under_way: int = 0
-    pause: _Pause = field(default_factory=_Pause)
-    refused: dict[int, _Pause] = field(default_factory=dict)
+    failures: int = 0
+    """How many questions in a row it did not answer with the slice."""
+    paused_until: float = 0.0
     why: str = ""
     """Why the data node did not give the last slice for which it was asked; empty if it gave the slice."""
 
@@ -258,16 +144,11 @@ class _DataSet:
         self.news.set()
 
     def choose(self, index: int, now: float) -> _DataNode | None:
-        """The data node to ask for a slice: of those that may be asked now, the one that refused the slice least often;
-        of several, the one with the fewest slices under way. None: none may be asked now."""
+        """The data node to ask for a slice: of those that may be asked now, the one with the fewest slices under way.
+        None: none may be asked now."""
         places = AT_ONCE if index in self.awaited else AT_ONCE - 1
-        never = _Pause()
-        able = [
-            node
-            for node in self.nodes.values()
-            if node.under_way < places and max(node.pause.until, node.refused.get(index, never).until) <= now
-        ]
-        return min(able, key=lambda node: (node.refused.get(index, never).failures, node.under_way), default=None)
+        able = [node for node in self.nodes.values() if node.under_way < places and node.paused_until <= now]
+        return min(able, key=lambda node: node.under_way, default=None)
 
     def why(self, index: int) -> str:
         """Why a slice is not here yet, as a sentence."""
@@ -283,9 +164,10 @@ class _DataSet:
 class Fetching:
     """Fetches slices for one peer. Keeps at most `bytes_max` bytes of them in `folder` (None: this user's cache)."""
 
-    def __init__(self, transport: Transport, run_id: str, folder: Path | None, bytes_max: int) -> None:
-        self.questions = Questions(transport)
-        self._transport, self._run_id = transport, run_id
+    def __init__(
+        self, transport: Transport, questions: Questions, run_id: str, folder: Path | None, bytes_max: int
+    ) -> None:
+        self._transport, self._questions, self._run_id = transport, questions, run_id
         self._folder, self._bytes_max = folder, bytes_max
         self._cache: Cache | None = None
         self._data_sets: dict[str, _DataSet] = {}
@@ -313,7 +195,8 @@ class Fetching:
                 if record.data_set in found or identity not in ("", record.data_set):
                     continue
                 try:
-                    found[record.data_set] = record, await self.questions.manifest(record, name)
+                    manifest = await manifest_of(self._transport, self._questions, record, name)
+                    found[record.data_set] = record, manifest
                 except (Refusal, Unreachable) as error:
                     why = f"{record.label}: {error}"
             if len(found) > 1:
@@ -395,24 +278,27 @@ class Fetching:
     async def _from(self, data_set: _DataSet, node: _DataNode, index: int) -> memoryview | None:
         """Ask a data node for a slice; None if it doesn't come."""
         clock, peer, identity = asyncio.get_running_loop().time, node.record.peer_id, data_set.manifest.identity
+        one, question = data_set.manifest.slices[index], packed(GetSlice(identity, index))
+
+        def read(payload: memoryview) -> memoryview:
+            if not one.is_hash_of(payload):
+                raise Refusal(f"slice {index} doesn't have its hash: {one.name} was changed, or is damaged")
+            return payload
+
         node.under_way += 1
         try:
-            content = await self.questions.slice(peer, identity, index, data_set.manifest.slices[index])
-        except Refusal as refusal:
-            node.refused.setdefault(index, _Pause()).failed(clock())
-            node.why = refusal.reason
-            log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, node.why)
-            return None
-        except Unreachable as error:
+            content = await self._questions.ask(self._transport, peer, question, (identity, index), one.nbytes, read)
+        except (Refusal, Unreachable) as error:
             if not node.why:
-                log.warning("the data node %s of %r doesn't answer: %s", node.record.label, data_set.name, error)
+                log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)
             node.why = str(error)
-            node.pause.failed(clock())
+            node.paused_until = clock() + min(AGAIN_S_MAX, AGAIN_S * 2**node.failures)
+            node.failures = min(node.failures + 1, 16)
             return None
         finally:
             node.under_way -= 1
             data_set.news.set()
-        node.pause, node.why = _Pause(), ""
+        node.failures, node.why = 0, ""
         return content
 
     # -- data sets and their data nodes

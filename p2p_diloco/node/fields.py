@@ -2,31 +2,30 @@
 short forms of choices and states; and which messages can't belong to the run.
 
 Law: a field of one name and type is the same everywhere, unless `headers` says so. Payloads and their hashes, and
-roots, are not written: who receives the payload computes them. An entry of a choice has the author's place in the roll
-of the base, sequence, weight and samples; then only what is not as in the roll. The most that a donor can lie about a
-plan is which members are candidates that missed many commits.
+roots, are not written: who receives the payload computes them. The most that a donor can lie about a plan is which
+members are candidates that missed many commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from p2p_diloco.core import leases
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.leases import WEIGHT_MIN, Use, fault
+from p2p_diloco.core.leases import WEIGHT_MIN, fault
 from p2p_diloco.core.messages import Choice, Ready
 from p2p_diloco.core.plan import SPARE_EPOCHS, Plan, plan_after
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, founding, key_of, rooted
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
-from p2p_diloco.node.forms import About, Form, Unplaced
+from p2p_diloco.node.forms import About, Form
 
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
@@ -65,7 +64,7 @@ def _scalar(hint: Any, name: str) -> Form:
 
 SEAL, HASHES, DIGESTS = f.octets(0, SIGNATURE_BYTES), f.digests(HASH_BYTES), f.digests(CHAIN_BYTES)
 OWN: dict[Any, Form] = {
-    "grant": f.NAMED, "behind": f.pair(f.NAMED, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
+    "grant": f.PEER, "behind": f.pair(f.PEER, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
     "sent": f.several(f.whole(2**40, least=-1)),
 }  # fmt: skip
 """The forms of certain types, and of fields by name."""
@@ -76,67 +75,23 @@ OWN[ModelVersion] = FORMS.row(
 )
 
 
-# -- choices: one short row for each contribution
+# -- choices: fragment and base of their contributions are the message's, unless said
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One contribution of a choice. `root`: empty if it follows from the hashes. `link`, `reachable`, `incarnation`,
-    `grant`: None if as in the roll. `oldest`, `base`: None if they are the id and the message's base."""
-
-    peer: str
-    sequence: int
-    weight: float
-    samples: int
-    root: str = ""
-    hashes: tuple[str, ...] = ()
-    seal: bytes = b""
-    link: float | None = None
-    reachable: bool | None = None
-    incarnation: int | None = None
-    grant: str | None = ""
-    oldest: ContributionId | None = None
-    base: Version | None = None
-    uses: tuple[Use, ...] = ()
-
-
-ENTRY = FORMS.row(Entry, root=f.digest(CHAIN_BYTES))
-
-
-def _in_the_roll(peer: str, about: About) -> tuple[Any, ...]:
-    """What the roll says of a member in an entry's place; nothing if it has no such member."""
-    member = about.roll.members.get(peer)
-    return (None,) * 4 if member is None else (member.link, member.reachable, member.id.incarnation, member.grant)
-
-
-def _write_entry(value: tuple[str, Ready], about: About) -> Any:
-    peer, ready = value
-    own, known = (ready.link, ready.reachable, ready.id.incarnation, ready.grant), _in_the_roll(peer, about)
-    told: list[Any] = [None if one == known else one for one, known in zip(own, known, strict=True)]
-    oldest, base = None if ready.oldest == ready.id else ready.oldest, None if ready.base == about.base else ready.base
-    link, reachable, incarnation, grant = told
-    root = "" if ready.hashes else ready.root
-    made = Entry(
-        peer, ready.id.sequence, ready.weight, ready.samples, root, ready.hashes, ready.seal,
-        link, reachable, incarnation, grant, oldest, base, ready.uses,
-    )  # fmt: skip
-    return ENTRY.write(made, about)
+FRAGMENT = Form(None, lambda fragment, about: None, lambda value, about: about.fragment)
+BASE = Form(
+    VERSION.type | None,
+    lambda base, about: None if base == about.base else VERSION.write(base, about),
+    lambda value, about: about.base if value is None else VERSION.read(value, about),
+)
+ENTRY = f.pair(f.PEER, FORMS.row(Ready, fragment=FRAGMENT, base=BASE, root=f.digest(CHAIN_BYTES)))
 
 
 def _read_entry(value: Any, about: About) -> tuple[str, Ready]:
-    entry: Entry = ENTRY.read(value, about)
-    own, known = (entry.link, entry.reachable, entry.incarnation, entry.grant), _in_the_roll(entry.peer, about)
-    full: list[Any] = [known if one is None else one for one, known in zip(own, known, strict=True)]
-    link, reachable, incarnation, grant = full
-    if None in full:
-        raise Unplaced(f"its entry of {entry.peer} leaves out what no roll has")
-    id = ContributionId(incarnation, entry.sequence)
-    head = about.fragment, entry.base or about.base, id, entry.oldest or id, entry.weight, entry.samples, entry.hashes
-    ready = Ready(*head, link, reachable, grant, entry.uses, entry.root, entry.seal)
-    return entry.peer, rooted(ready) if ready.hashes else ready
+    peer, ready = ENTRY.read(value, about)
+    return peer, rooted(ready) if ready.hashes else ready
 
 
-CHOICE = OWN[Choice] = FORMS.row(Choice, entries=f.several(Form(ENTRY.type, _write_entry, _read_entry)))
+CHOICE = OWN[Choice] = FORMS.row(Choice, entries=f.several(replace(ENTRY, read=_read_entry)))
 
 
 # -- states: no plan, because that follows from the roll and from two values more: the least number of candidates before
@@ -144,7 +99,7 @@ CHOICE = OWN[Choice] = FORMS.row(Choice, entries=f.several(Form(ENTRY.type, _wri
 
 BARE = FORMS.row(
     State,
-    fragment=Form(None, lambda fragment, about: None, lambda value, about: about.fragment),
+    fragment=FRAGMENT,
     plan=Form(None, lambda plan, about: None, lambda value, about: Plan((), ())),
 )
 PEERS_OF = f.several(f.PEER)

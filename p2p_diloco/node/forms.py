@@ -3,8 +3,8 @@ two functions that convert a value to plain numbers, text, bytes and lists, and 
 from the types of its fields.
 
 Law: pure. Whatever passes the type is converted, or raises `Refusal`. A dataclass is the list of its fields, in order;
-at its end, fields with their default values are left out. In a message, a hash is written as bytes; a peer as None if
-it is the sender, as its place in a roll if the roll has it, as the 32 bytes of its key, or as text after a zero byte.
+at its end, fields with their default values are left out. In a message, a hash is written as bytes; a peer as the 32
+bytes of its key, or as text after a zero byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -22,7 +22,6 @@ import base58
 import msgspec
 from msgspec import Meta
 
-from p2p_diloco.core.plan import Member
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State
 from p2p_diloco.core.version import Version
@@ -37,10 +36,6 @@ TEXT_MAX, NAME_MAX = 1024, 66
 NOWHERE = Version(0, 0, 0, "")
 
 
-class Unplaced(Refusal):
-    """Raised when a value can't be read because the roll lacks a member."""
-
-
 @contextmanager
 def refusing(kind: type[Any]) -> Iterator[None]:
     """If the block refuses a message of this kind, let the reason name the kind."""
@@ -50,35 +45,12 @@ def refusing(kind: type[Any]) -> Iterator[None]:
         raise Refusal(f"the {kind.__name__} is refused: {refusal.reason}") from None
 
 
-class Roll:
-    """The members of one version, who are named by their places in it. An empty one has no places, so everybody is
-    spelled out."""
-
-    def __init__(self, members: Mapping[str, Member] = MappingProxyType({})) -> None:
-        self.members = members
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The members, sorted."""
-        return tuple(sorted(self.members))
-
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """The place of each peer."""
-        return {name: place for place, name in enumerate(self.names)}
-
-
-NOBODY = Roll()
-
-
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a header takes as known. `peer`: its sender. `roll`: of the version that the message is about, which has the
-    `base` of all contributions to this `fragment`. `rules`: of the run."""
+    """What a header takes as known: the run's `rules`, and the `fragment` and the `base` that the message is about,
+    which its contributions have in common."""
 
-    peer: str
     rules: Rules
-    roll: Roll = NOBODY
     fragment: int = 0
     base: Version = NOWHERE
 
@@ -150,31 +122,6 @@ def digests(length: int) -> Form:
 _KEY_BYTES, _ID = 32, b"\x00\x24\x08\x01\x12\x20"
 
 
-def _write_peer(peer: str, about: About) -> Any:
-    return None if peer == about.peer else _write_named(peer, about)
-
-
-def _write_named(peer: str | None, about: About) -> Any:
-    if peer is None:
-        return None
-    place = about.roll.places.get(peer)
-    return _spelled(peer) if place is None else place
-
-
-def _read_peer(value: Any, about: About) -> str:
-    return about.peer if value is None else str(_read_named(value, about))
-
-
-def _read_named(value: Any, about: About) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, int):
-        if value >= len(about.roll.names):
-            raise Unplaced(f"it names the member {value} of a roll of {len(about.roll.names)}")
-        return about.roll.names[value]
-    return _name_of(value)
-
-
 @lru_cache(maxsize=16384)
 def _spelled(peer: str) -> bytes:
     """Return the key in a peer's id. Another name is written as text after a zero byte, or after two if it would be as
@@ -197,10 +144,11 @@ def _name_of(spelled: bytes) -> str:
         raise Refusal("a name is no text") from None
 
 
-_Peer = Annotated[int, Meta(ge=0, lt=ITEMS_MAX)] | Annotated[bytes, Meta(max_length=NAME_MAX)] | None
-PEER = Form(_Peer, _write_peer, _read_peer)
-NAMED = Form(_Peer, _write_named, _read_named)
-"""As PEER, but None is None."""
+PEER = Form(
+    Annotated[bytes, Meta(max_length=NAME_MAX)],
+    lambda peer, _: _spelled(peer),
+    lambda spelled, _: _name_of(spelled),
+)
 
 # -- lists and dataclasses
 
@@ -331,5 +279,5 @@ def either(forms: dict[type[Any], Form]) -> Form:
     )
 
 
-NO_RUN = About("", Rules(run="", fragments=()))
+NO_RUN = About(Rules(run="", fragments=()))
 """What is known of a message that is about no run."""

@@ -1,27 +1,25 @@
 """Encodes messages as header bytes, and decodes them: msgpack of [protocol, token, [tag, fields...]].
 
-Law: any bytes give a message, a `Folded` message or a `Refusal`, and take memory by their length, whatever lengths they
-claim. Payloads go beside the header, and their hashes are not in it: who receives a payload computes its hash.
-`check_place` checks a message against the run.
+Law: any bytes give a message or a `Refusal`, and take memory by their length, whatever lengths they claim. Payloads go
+beside the header, and their hashes are not in it: who receives a payload computes its hash.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Union, get_args
 
 import msgspec
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.state import State, rooted
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import fields
 from p2p_diloco.node import forms as f
-from p2p_diloco.node.fields import DIGESTS, FORMS, HASH_BYTES, VERSION
-from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unplaced, refusing
+from p2p_diloco.node.fields import DIGESTS, FORMS, HASH_BYTES, VERSION, check_place
+from p2p_diloco.node.forms import NO_RUN, NOWHERE, About, refusing
 from p2p_diloco.node.signatures import LIFE_BYTES
 from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, NodeMessage, OfMean
 
@@ -39,38 +37,9 @@ OWN: dict[type[Any], dict[str, f.Form]] = {
 """The forms of fields that are unlike those of other messages."""
 fields.OWN |= {kind: FORMS.row(kind, None, **own) for kind, own in OWN.items()}  # as parts of other messages
 OF_KIND = {kind: FORMS.row(kind, tag, **OWN.get(kind, {})) for tag, kind in enumerate(KINDS)}
-BY_ROLL = (m.Close, m.Commit, m.Vote, m.Lack)
-"""Messages that name peers by their places in the roll of their base."""
-
 _OF_STRUCT = {form.type: (kind, form) for kind, form in OF_KIND.items()}
 _BODY = msgspec.msgpack.Decoder(Union[tuple(form.type for form in OF_KIND.values())])  # noqa: UP007
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-KEPT = 8
-"""The rolls of so many versions of a fragment are known: of the present one, of those before it whose commits are still
-sent, and of heads of fetches."""
-
-
-class Rolls:
-    """The rolls of the versions that this peer holds, or held not long ago. A place means the same at all peers that
-    hold the version."""
-
-    def __init__(self) -> None:
-        self._rolls: dict[int, OrderedDict[Version, Roll]] = {}
-
-    def know(self, state: State) -> None:
-        """Remember the roll of a state. The one that was not asked for longest is forgotten."""
-        rolls = self._rolls.setdefault(state.fragment, OrderedDict())
-        if state.version not in rolls:
-            rolls[state.version] = Roll(state.roll)
-        rolls.move_to_end(state.version)
-        if len(rolls) > KEPT:
-            rolls.popitem(last=False)
-
-    def of(self, fragment: int, version: Version) -> Roll | None:
-        """The roll of this version; None if it isn't known."""
-        return self._rolls.get(fragment, OrderedDict()).get(version)
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -81,28 +50,15 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A message that names peers by their places in the roll of a version that this peer doesn't have yet."""
-
-    fragment: int
-    base: Version
-    body: Any
-
-    def read(self, about: About, rolls: Rolls) -> AnyMessage | Folded:
-        """As `unpack`."""
-        return _read(self.body, about, rolls)
-
-
 LONG = 16 * 1024
 """A message longer than this comes as a payload, for which transports have other limits."""
 
 
-def pack(message: AnyMessage, about: About, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
+def pack(message: AnyMessage, rules: Rules, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
     """Encode a message: the header and, if the message has more than `long` bytes, the payload. Another payload of the
-    message is sent beside the header. `about.roll`: that of the message's base; empty if it isn't known, then peers are
-    spelled out."""
-    body = _ENCODER.encode(OF_KIND[type(message)].write(message, _known(message, about)))
+    message is sent beside the header."""
+    about = About(rules, getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE))
+    body = _ENCODER.encode(OF_KIND[type(message)].write(message, about))
     apart = len(body) > long
     header = _ENCODER.encode([PROTOCOL, token, len(body) if apart else msgspec.Raw(body)])
     return header, body if apart else None
@@ -110,12 +66,7 @@ def pack(message: AnyMessage, about: About, token: bytes, long: int = LONG) -> t
 
 def packed(message: NodeMessage, token: bytes = ANY_RUN) -> bytes:
     """Encode the header of a message of nodes. `token`: the run's; ignored for a `DataMessage`."""
-    return pack(message, NO_RUN, ANY_RUN if isinstance(message, DataMessage) else token)[0]
-
-
-def _known(message: AnyMessage, about: About) -> About:
-    fragment, base = getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE)
-    return replace(about, fragment=fragment, base=base, roll=about.roll if isinstance(message, BY_ROLL) else NOBODY)
+    return pack(message, NO_RUN.rules, ANY_RUN if isinstance(message, DataMessage) else token)[0]
 
 
 def opened(header: bytes, token: bytes) -> memoryview | int:
@@ -145,43 +96,26 @@ _DATA = {bytes([KINDS.index(kind)]) for kind in get_args(DataMessage)}
 """The tags of messages that have no run's token: the second byte of a short message."""
 
 
-def unpack(body: Buffer, about: About, rolls: Rolls) -> AnyMessage | Folded:
-    """Decode a message; `about.peer` is its sender. The message has no payload.
+def unpack(body: Buffer, rules: Rules) -> AnyMessage:
+    """Decode a message, without its payload. `rules`: of the run; a node that is in none has `NO_RUN`'s.
 
     Raises:
-        Refusal: the bytes are no message, or one of its fields can't be used.
+        Refusal: the bytes are no message, one of its fields can't be used, or it can't belong to the run.
     """
     try:
         struct = _BODY.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(f"the message can't be read: {error}") from None
-    return _read(struct, about, rolls)
-
-
-def of_nodes(header: bytes, token: bytes) -> NodeMessage | None:
-    """Decode a header on behalf of a node that is in no run; None if it has a message of a run's rounds. Raises as
-    `opened` and `unpack`."""
-    body = opened(header, token)
-    message = None if isinstance(body, int) else unpack(body, NO_RUN, Rolls())
-    return message if isinstance(message, NodeMessage) else None
-
-
-def _read(struct: Any, about: About, rolls: Rolls) -> AnyMessage | Folded:
     kind, form = _OF_STRUCT[type(struct)]
-    roll: Roll | None = NOBODY
     with refusing(kind):
-        about = replace(about, fragment=getattr(struct, "fragment", None) or 0)
-        if hasattr(struct, "fragment") and about.fragment >= len(about.rules.fragments):
+        about = About(rules, getattr(struct, "fragment", None) or 0)
+        if hasattr(struct, "fragment") and about.fragment >= len(rules.fragments):
             raise Refusal(f"the run has no fragment {about.fragment}")
         if hasattr(struct, "base"):
             about = replace(about, base=VERSION.read(struct.base, about))
-        if kind in BY_ROLL:
-            roll = rolls.of(about.fragment, about.base)
-            about = replace(about, roll=roll or NOBODY)
-        try:
-            message: AnyMessage = form.read(struct, about)
-        except Unplaced:
-            if roll is None:
-                return Folded(about.fragment, about.base, struct)
-            raise
-    return rooted(message) if isinstance(message, m.Ready) and message.hashes else message
+        message: AnyMessage = form.read(struct, about)
+        if isinstance(message, m.Ready) and message.hashes:
+            message = rooted(message)
+        if rules.fragments and not isinstance(message, NodeMessage):
+            check_place(message, rules)
+    return message

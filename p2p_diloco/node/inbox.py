@@ -2,23 +2,28 @@
 were refused; and how often others may send messages, and those that cost this peer much: requests for states or for
 audits, nudges.
 
-Law: the present `Handler` processes each message that its sender's role allows. A check raises `Refusal` with the
-reason. `Inbox` alone catches it: it counts and logs the refusal, and the transport answers the sender with the reason.
-The table of refusals is bounded, and each peer in it gets one line in the log.
+Law: the present `Handler` processes each message that its sender's role allows, but for answers to this peer's own
+questions: only the peer that was asked may answer, once. Who refuses a message raises `Refusal` with the reason.
+`Inbox` alone catches it: it counts and logs the refusal, and the transport answers the sender with the reason. The
+table of refusals is bounded, and each peer in it gets one line in the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Container, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.net.interface import Refusal
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
+from p2p_diloco.node.forms import NO_RUN
+from p2p_diloco.node.headers import opened, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -29,30 +34,26 @@ LEAVING = "this peer is leaving"
 NO_FAULT = NOT_YET, LEAVING
 """Refusals for these reasons are not counted: the sender is not to blame."""
 
+T = TypeVar("T")
+
 
 class Handler:
-    """Processes incoming messages at one stage of a peer's way into the run. This base class serves the first stage: it
-    refuses all messages."""
+    """Processes incoming messages at one stage of a peer's way into the run. This base class takes none. `token`: the
+    run's; `rules`: of the run, or, as long as this peer is in none, `NO_RUN`'s."""
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Decode a header; returns the message and the length of its payload in bytes.
+    def __init__(self, token: bytes, rules: Rules = NO_RUN.rules) -> None:
+        self.token, self.rules = token, rules
+
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        """The length in bytes of the payload that comes with a message; 0: none does.
 
         Raises:
             Refusal: the message is refused.
         """
         raise Refusal(NOT_YET)
 
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Check whether the sender may send the message now, and check the message's payload; returns the message with
-        the payload in it.
-
-        Raises:
-            Refusal: the sender has sent too many such messages, or the payload can't be used.
-        """
-        return message
-
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Process a message that `check` has returned. Returns when this is done.
+    async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
+        """Process a message with its payload, which has the right length. Returns when this is done.
 
         Raises:
             Refusal: the message is refused, or this peer is leaving.
@@ -83,7 +84,8 @@ class Inbox:
     """The `net.interface.Inbox` of a node. Its `handler` is replaced at each stage of the peer's way into the run."""
 
     def __init__(self) -> None:
-        self.handler = Handler()
+        self.handler: Handler | None = None
+        """None until this peer looks for its run."""
         self.role_of: Callable[[str], str | None] = lambda peer: None
         """The role that a peer's invitation to a private run allows; empty if the peer is no member; None in an open
         run."""
@@ -91,6 +93,7 @@ class Inbox:
         """The grant of a peer's invitation to a private run; the peer itself if it is no member; None in an open
         run."""
         self.refusals = Refusals()
+        self.questions = Questions()
 
     def knows(self, transport: HivemindTransport) -> None:
         """From now on take the roles, grants and names of peers from the transport."""
@@ -98,29 +101,54 @@ class Inbox:
 
     def admit(self, sender: str, header: bytes) -> int:
         with self.refusals.counted(sender, but=NO_FAULT):
-            return self._read(sender, header)[1]
+            return self._read(sender, header)[2]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> bool:
-        handler = self.handler
+        is_short = payload is None
         with self.refusals.counted(sender, but=NO_FAULT):
-            message, expected = self._read(sender, header)
+            handler, message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
-                raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
-            await handler.take(sender, handler.check(sender, message, payload))
-        return payload is None and handler.hurries(sender)
+                kind = "long message" if message is None else type(message).__name__
+                raise Refusal(f"the payload of a {kind} must have {expected} bytes, but {found} came")
+            if message is None:
+                assert payload is not None, "its length was checked"
+                (message, expected), payload = self._decoded(handler, sender, payload), None
+                if expected:
+                    raise Refusal(f"a {type(message).__name__} must come as a header")
+            if isinstance(message, wire.Answer):
+                self.questions.take(sender, message, payload)
+            else:
+                await handler.take(sender, message, payload)
+        return is_short and handler.hurries(sender)
 
-    def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message, expected = self.handler.read(sender, header)
-        self.handler.check_sender(sender)
+    def _read(self, sender: str, header: bytes) -> tuple[Handler, wire.AnyMessage | None, int]:
+        """Returns the present handler, the message, and the length of its payload; None if the payload is the
+        message."""
+        if (handler := self.handler) is None:
+            raise Refusal(NOT_YET)
+        handler.check_sender(sender)
+        body = opened(header, handler.token)
+        if not isinstance(body, int):
+            return handler, *self._decoded(handler, sender, body)
+        if not handler.rules.fragments:
+            raise Refusal("this peer takes no part in the run, so no message as long as this")
+        return handler, None, body
+
+    def _decoded(self, handler: Handler, sender: str, body: memoryview) -> tuple[wire.AnyMessage, int]:
+        message = unpack(body, handler.rules)
         check_role(self.role_of(sender), message)
-        return message, expected
+        if isinstance(message, wire.Answer):
+            return message, self.questions.nbytes(message)
+        return message, handler.nbytes(sender, message)
 
     def closed(self, peer: str) -> None:
-        self.handler.closed(peer)
+        if not self.questions.closed(peer) and self.handler is not None:
+            self.handler.closed(peer)
 
     def moving(self, peer: str) -> None:
-        self.handler.moving(peer)
+        if not self.questions.moving(peer) and self.handler is not None:
+            self.handler.moving(peer)
 
 
 def check_role(role: str | None, message: wire.AnyMessage) -> None:
@@ -144,6 +172,100 @@ def check_role(role: str | None, message: wire.AnyMessage) -> None:
         case "observer", _:
             raise Refusal(f"an observer's invitation allows no {type(message).__name__}")
     raise Refusal("not a member of this run")
+
+
+# -- questions to other peers
+
+
+@dataclass(slots=True)
+class _Question:
+    nbytes_max: int
+    read: Callable[[memoryview], Any]
+    answer: asyncio.Future[Any]
+    heard_at: float
+
+
+class Questions:
+    """The questions that this process has put to other peers, and that are not answered yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, Hashable], _Question] = {}
+
+    async def ask(
+        self,
+        transport: Transport,
+        peer: str,
+        header: bytes,
+        about: Hashable,
+        most: int,
+        read: Callable[[memoryview], T],
+    ) -> T:
+        """Send a peer the question `header`. `about`: what it asks for (`_about`). `most`: the longest answer, in
+        bytes. Returns what `read` makes of the answer's payload.
+
+        Raises:
+            Refusal, Unreachable: no answer comes, or `read` refuses it.
+        """
+        loop, silence_s = asyncio.get_running_loop(), transport.limits.read_timeout_s
+        question = self._open[peer, about] = _Question(most, read, loop.create_future(), loop.time())
+        try:
+            await transport.send(peer, header)
+            while not question.answer.done():
+                if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
+                    raise Unreachable(f"no answer within {silence_s:g} s")
+                await asyncio.wait({question.answer}, timeout=left_s)
+            found: T = question.answer.result()
+            return found
+        finally:
+            del self._open[peer, about]
+            if question.answer.done():
+                question.answer.exception()  # marks the exception as seen: `take` raised it, too
+
+    def nbytes(self, message: wire.Answer) -> int:
+        """The length of an answer's payload. Raises Refusal if the message answers no open question."""
+        asked = (question.nbytes_max for (_, about), question in self._open.items() if about == _about(message))
+        if not 0 < message.nbytes <= max(asked, default=0):
+            raise Refusal("this peer did not ask for it, or it is longer than allowed")
+        return message.nbytes
+
+    def take(self, sender: str, message: wire.Answer, payload: memoryview | None) -> None:
+        """Take an answer. Raises Refusal if its sender wasn't asked, or the payload isn't what was asked for."""
+        question = self._open.get((sender, _about(message)))
+        if question is None or question.answer.done() or payload is None:
+            raise Refusal("this peer did not ask for it")
+        self.moving(sender)
+        try:
+            question.answer.set_result(question.read(payload))
+        except Refusal as refusal:
+            question.answer.set_exception(refusal)
+            raise
+
+    def moving(self, peer: str) -> bool:
+        """A payload to or from this peer makes progress. Returns whether a question to this peer is open."""
+        theirs = self._of(peer)
+        for question in theirs:
+            question.heard_at = asyncio.get_running_loop().time()
+        return bool(theirs)
+
+    def closed(self, peer: str) -> bool:
+        """A stream to or from this peer broke, so its answers may not come. Returns whether a question to this peer was
+        open."""
+        theirs = [question for question in self._of(peer) if not question.answer.done()]
+        for question in theirs:
+            question.answer.set_exception(Unreachable("its connection broke"))
+        return bool(theirs)
+
+    def _of(self, peer: str) -> list[_Question]:
+        return [question for (asked, _), question in self._open.items() if asked == peer]
+
+
+def _about(answer: wire.Answer) -> Hashable:
+    match answer:
+        case wire.SliceList(name):
+            return name
+        case wire.SliceBytes(data_set, index):
+            return data_set, index
+    return None
 
 
 # -- refused messages

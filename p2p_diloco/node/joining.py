@@ -3,8 +3,8 @@ model's card.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
 decides. A run's record has no owner (see `board`). If two peers found a run at once, the record with the lowest name,
-which is its hash, wins. Only the peer that was asked may send a description; until it comes, every other message is
-refused. A description without a card, or with a card that is too long, still describes the layout.
+which is its hash, wins. Until a description comes, every other message is refused. A description without a card, or
+with a card that is too long, still describes the layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from p2p_diloco.node.run import Run, layout_of, token
 from p2p_diloco.node.run_record import BOARD, Founding, RunRecord, cut_of
 from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import Swarm
-from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
 
@@ -56,12 +55,6 @@ _SEEN = (
 )
 """The same for a peer whose machine has been in the run. A stranger may hide a run's records, and a bootstrap that has
 just started has none; founding the run anew would make two of one name."""
-
-UNCHANGEABLE = (
-    "this run can't be changed, stopped for all or saved on demand (p2p-diloco set, stop, save): these commands need "
-    "the identity file of its founder"
-)
-"""What the founder of an open run gives up without an identity file."""
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +86,7 @@ class Joining:
         self._setup, self._tell, self._run_id = setup, tell, setup.local.run_id
         self._transport, self._inbox, self._access = swarm.transport, swarm.inbox, swarm.access
         self._salt = b"" if swarm.access is None else swarm.access.member.token_salt
+        self._was_in_it = privacy.has_been_in_it(setup.local, swarm.transport.peer_id)
         self._card = setup.card
         self._left_out: set[str] = set()
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
@@ -110,7 +104,7 @@ class Joining:
         """
         own: bytes | None = None
         told = self._setup.is_told_to_found(founding)
-        founds = self._may_found and told and (founded is not None or not self._has_been_in_it)
+        founds = self._may_found and told and (founded is not None or not self._was_in_it)
         while not (found := await self._records()):
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
@@ -135,8 +129,6 @@ class Joining:
         value = found[min(found)]
         if value == own:
             log.info("founded the run %s, because this swarm has no peer and no record of it", self._run_id)
-            if founded is None and self._setup.local.identity_path is None and self._access is None:
-                log.info("without identity_path, %s", UNCHANGEABLE)
         run = await self._fit(RunRecord.unpack(value))
         run.check(self._transport.limits)
         return Joined(
@@ -153,16 +145,9 @@ class Joining:
         """Whether this peer can found the run: it has a model, and for a private run the run key."""
         return self._setup.can_found and (self._access is None or self._access.key is not None)
 
-    @property
-    def _has_been_in_it(self) -> bool:
-        """Whether this machine has met peers of the run, and this peer is not told to found the run all the same."""
-        local = self._setup.local
-        swarm = met_through(local.initial_peers, self._transport.peer_id)
-        return not local.found and bool(remembered(self._run_id, swarm))
-
     def _may_begin_again(self, record: RunRecord) -> bool:
         own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
-        return self._setup.local.found or (own and not self._has_been_in_it)
+        return self._setup.local.found or (own and not self._was_in_it)
 
     async def _records(self) -> dict[str, bytes]:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
@@ -324,44 +309,22 @@ class Described:
         return cls(layout, card if isinstance(card, bytes) and len(card) <= CARD_BYTES_MAX else b"")
 
 
-class DescriptionInbox(Handler):
-    """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
-    messages, and descriptions that are too long for a model of `count` parameters, buffers and slices: decoded, a
-    hostile one takes a hundred times its bytes."""
-
-    def __init__(self, token: bytes, peer: str, count: int) -> None:
-        self._token, self._peer = token, peer
-        self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
-        self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
-
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = headers.of_nodes(header, self._token)
-        if not isinstance(message, wire.Description):
-            raise Refusal("this peer still waits for the description of its run's model")
-        if not 0 < message.nbytes <= self._bytes_max:
-            raise Refusal("the description is empty, or longer than allowed")
-        return message, message.nbytes
-
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        if sender != self._peer or self.described.done():
-            raise Refusal("this peer did not ask for a description of a model")
-        try:
-            self.described.set_result(Described.unpack(payload))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Refusal(f"the description of the model can't be read: {error}") from None
-        return message
-
-
 async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str, count: int) -> Described | None:
     """Ask a peer to describe the run's model; returns None if no description came in time. `count`: about how many
-    parameters, buffers and slices the model has; a description that is much longer is refused."""
-    before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
-    inbox.handler = waiting
+    parameters, buffers and slices the model has; a description that is much longer is refused: decoded, a hostile one
+    takes a hundred times its bytes."""
+
+    def read(payload: memoryview) -> Described:
+        try:
+            return Described.unpack(payload)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"the description of the model can't be read: {error}") from None
+
+    inbox.handler = Handler(token)  # it takes nothing but the answer
+    header = headers.packed(wire.Describe(), token)
+    most = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
     try:
-        await transport.send(peer, headers.packed(wire.Describe(), token))
-        return await within(DESCRIBE_S, waiting.described)
+        return await within(DESCRIBE_S, inbox.questions.ask(transport, peer, header, None, most, read))
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)
         return None
-    finally:
-        inbox.handler = before

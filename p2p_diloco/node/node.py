@@ -21,8 +21,7 @@ from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node.alike import Alike
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common, Fed
-from p2p_diloco.node.forms import NOBODY, NOWHERE, About
-from p2p_diloco.node.headers import Rolls, pack
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.ledger import OUTER_STEP
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.trainer import TrainerSide
@@ -39,10 +38,10 @@ class Node:
     """Connects a replica with its tensors, its messages and its trainer."""
 
     def __init__(self, common: Common, trainer: TrainerSide, audits: Audits, settled: Callable[[], None]) -> None:
+        """`settled` is called after each event, at a moment when versions and tensors agree."""
         self._common, self._trainer, self._audits = common, trainer, audits
-        self.replica, self.work, self.events, self.rolls = common.replica, common.work, common.events, Rolls()
-        self.settled = [settled]
-        """Called after each event, at a moment when versions and tensors agree."""
+        self.replica, self.work, self.events = common.replica, common.work, common.events
+        self._settled = settled
         self._run, self._outbox, self._signatures = common.run, common.outbox, common.signatures
         self._alike, self._loop = Alike(common.event_log.named, common.run), asyncio.get_running_loop()
         self._due: deque[Work] = deque()
@@ -97,7 +96,6 @@ class Node:
         self._waking &= not isinstance(event, e.Wakeup)
         effects = self.replica.handle(event, now := self._loop.time())
         self._common.history.write(now, event, effects)
-        self._learn_rolls()
         if isinstance(event, e.Found | e.Restore):
             for begun in self.replica.logs:
                 self.work.hold(begun.fragment, begun.held.version)
@@ -106,16 +104,8 @@ class Node:
         for effect in effects:
             await self._carry_out(effect)
         self._at_rest.set()
-        for settled in self.settled:
-            settled()
+        self._settled()
         self._arm()
-
-    def _learn_rolls(self) -> None:
-        """Remember the rolls of states that messages may be about: the present ones, and those on their way."""
-        heads = (fetch.head for fetch in self.replica.fetching.fetches.values())
-        for state in (*(log.state for log in self.replica.logs), *heads):
-            if state is not None:
-                self.rolls.know(state)
 
     def _arm(self) -> None:
         """Set the timer for the replica's next Wakeup. Nothing is done if a Wakeup is queued already, or if the timer
@@ -257,12 +247,7 @@ class Node:
         self._outbox.put_late(to, made, answer, kept)
 
     def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
-        """Sign and encode a message. Peers are named by their places in the roll of its base, which its receivers hold
-        or are about to. In asynchronous mode to be behind is usual, so names are spelled out."""
-        fragment, base = getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE)
-        roll = None if self._run.rules.asynchronous else self.rolls.of(fragment, base)
-        about = About(self.replica.me, self._run.rules, roll or NOBODY)
-        return pack(self._signatures.signed(message), about, self._run.token)
+        return pack(self._signatures.signed(message), self._run.rules, self._run.token)
 
     async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:
         """Encode a slice's present tensors, when they can be sent: they may be newer than when they were asked for.

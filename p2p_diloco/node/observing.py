@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -29,14 +28,11 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ending, wire
 from p2p_diloco.node.channel import Message, NodeEnd
-from p2p_diloco.node.fields import check_place
-from p2p_diloco.node.forms import About, refusing
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined, Joining
 from p2p_diloco.node.privacy import refuse_if_out, refuse_if_private
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run_inbox import Long
 from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.slice_work import SliceWork, check_values
 from p2p_diloco.node.swarm import Swarm, entered
@@ -65,9 +61,10 @@ class Observer(Handler):
 
     def __init__(self, transport: Transport, joined: Joined, tell: Callable[[str], None]) -> None:
         """`tell` is called with the reason of each wait."""
+        super().__init__(joined.run.token, joined.run.rules)
         self.run, self.card = joined.run, joined.card
         self.theta = torch.zeros(self.run.layout.numel, device="cpu")
-        fragments = self.run.rules.fragments
+        fragments = self.rules.fragments
         self.versions: list[Version | None] = [None for _ in fragments]
         self._final = [False for _ in fragments]  # whether the run ends for the fragment at its version
         self._founding = joined.founding
@@ -161,7 +158,7 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = next(iter(await ending.read(self._transport, self._founding, self.run.rules)), None)
+            end = next(iter(await ending.read(self._transport, self._founding, self.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:
@@ -176,7 +173,7 @@ class Observer(Handler):
                 return True
             lacking = {
                 (fragment, number)
-                for fragment, slices in enumerate(self.run.rules.fragments)
+                for fragment, slices in enumerate(self.rules.fragments)
                 for number in range(len(slices))
                 if self._parts.get((fragment, number), (None, ""))[0] != told[fragment]
             }
@@ -192,7 +189,7 @@ class Observer(Handler):
     async def _told_by(self, donor: str) -> tuple[Version, ...] | None:
         self._answers = []
         if await self._says(donor, m.Ask()):
-            await self._wait(lambda: bool(self._answers), self.run.rules.answers_within)
+            await self._wait(lambda: bool(self._answers), self.rules.answers_within)
         if not self._answers:
             self._why = f"the peer {donor} does not answer"
             return None
@@ -200,7 +197,7 @@ class Observer(Handler):
 
     async def _come(self, donor: str, lacking: set[Place], give_up_at: float) -> bool:
         """Ask for these slices, and for the heads of their fragments; False if some did not come."""
-        window = self.run.rules.fetch_window
+        window = self.rules.fetch_window
         self._open, self._asked = lacking | {(fragment, -1) for fragment, _ in lacking}, len(lacking)
         for fragment in sorted({fragment for fragment, _ in lacking}):
             numbers = sorted(number for of, number in lacking if of == fragment)
@@ -208,24 +205,24 @@ class Observer(Handler):
             for ask in ([], *asks):
                 if not await self._says(donor, m.Ask(fragment, tuple(ask))):
                     return False
-        await self._wait(lambda: not self._open, self.run.rules.answered_within, give_up_at)
+        await self._wait(lambda: not self._open, self.rules.answered_within, give_up_at)
         came, self._open = not self._open, set()
         return came
 
     def _take_whole(self) -> None:
         """Record the version of each fragment whose slices are all at that of its head, with the head's digests."""
         for fragment, (state, digests) in self._heads.items():
-            parts = [self._parts.get((fragment, n), (None, "")) for n in range(len(self.run.rules.fragments[fragment]))]
+            parts = [self._parts.get((fragment, n), (None, "")) for n in range(len(self.rules.fragments[fragment]))]
             if any(version != state.version for version, _ in parts):
                 continue
             if digests and [digest for _, digest in parts] != list(digests):
                 log.warning("fragment %d: slices of %s don't have the digests that it told", fragment, self._donor)
                 self._parts = {place: part for place, part in self._parts.items() if place[0] != fragment}
                 continue
-            self.versions[fragment], self._final[fragment] = state.version, final(state, self.run.rules)
+            self.versions[fragment], self._final[fragment] = state.version, final(state, self.rules)
 
     async def _says(self, donor: str, ask: m.Ask) -> bool:
-        header, _ = pack(ask, About(self._transport.peer_id, self.run.rules), self.run.token)
+        header, _ = pack(ask, self.rules, self.token)
         try:
             await self._transport.send(donor, header)
         except (Refusal, Unreachable) as error:
@@ -246,43 +243,26 @@ class Observer(Handler):
 
     # -- what comes
 
-    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        body = opened(header, self.run.token)
-        if isinstance(body, int):
-            return Long(), body
-        message = self._checked(unpack(body, About(sender, self.run.rules), Rolls()))
-        return message, self._work.nbytes(message)
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
+        if not isinstance(message, m.Told | m.Head | m.Part):
+            raise Refusal("this peer only observes the run")
+        return self._work.nbytes(message)
 
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
-        if isinstance(message, Long):
-            assert payload is not None, "the length of its payload was checked"
-            message = self._checked(unpack(payload, About(sender, self.run.rules), Rolls()))
+    async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
         awaited = isinstance(message, m.Told) or (message.fragment, getattr(message, "number", -1)) in self._open
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
-        if isinstance(message, m.Part) and payload is not None:
-            with refusing(m.Part):
-                check_values(payload, "fp32", payload.nbytes // 4)
-            return replace(message, payload=payload)
-        return message
-
-    def _checked(self, message: wire.AnyMessage | Folded) -> m.Message:
-        if not isinstance(message, m.Told | m.Head | m.Part):
-            raise Refusal("this peer only observes the run")
-        with refusing(type(message)):
-            check_place(message, self.run.rules)
-            if isinstance(message, m.Head) and not is_sound(message.state):
-                raise Refusal("its state does not have the chain of its version")
-        return message
-
-    async def take(self, sender: str, message: Any) -> None:
         match message:
             case m.Told():
                 self._answers.append(message)
             case m.Head(fragment=fragment, state=state, digests=digests):
+                if not is_sound(state):
+                    raise Refusal("its state does not have the chain of its version")
                 self._heads[fragment] = state, digests
                 self._open.discard((fragment, -1))
-            case m.Part(fragment=fragment, version=version, number=number, payload=payload):
+            case m.Part(fragment=fragment, version=version, number=number):
+                assert payload is not None, "the length of its payload was checked"
+                check_values(payload, "fp32", payload.nbytes // 4)
                 # no fragment has a version in `_slices`, so its slices are filled in place: in `theta`
                 filled = self._work.fill(Fill(fragment, version, number, payload))
                 self._parts[fragment, number] = version, filled.digest

@@ -157,7 +157,7 @@ class Participation:
             self._start_training(),
             self._audits.serve(),
             self._ending.keep(),
-            run_record.BOARD.keep(transport, run_id, self._common.joined.record, RECORD_EVERY_S),
+            run_record.BOARD.keep(transport, run_id, lambda: self._common.joined.record, RECORD_EVERY_S),
             run_record.watch_revisions(
                 transport,
                 self._common.founding,
@@ -186,7 +186,7 @@ class Participation:
         """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
         is cancelled."""
         await self._beginning.until_it_may_train(self._ending, self._trainer.hold_for)
-        self._trainer.let_go()
+        await self._trainer.start()
         await asyncio.Event().wait()
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:

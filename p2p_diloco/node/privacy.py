@@ -13,17 +13,16 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from msgspec import Meta
-
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.net.membership import Membership
 from p2p_diloco.node import run_record
-from p2p_diloco.node.board import Board, pack
+from p2p_diloco.node.board import Board
 from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.remembered import met_through, remembered
 
@@ -33,19 +32,14 @@ if TYPE_CHECKING:
 OPEN = "each peer that knows one of its addresses can read and change it"
 """The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""
 NOTICES = Board("private", ttl_s=60.0)
+"""A notice is the public run key of a private run."""
+KEY_BYTES = 32
 REVOCATIONS = Board("revocations", ttl_s=24 * 3600.0)
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's notice."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Notice:
-    """Says that the run is private. `key`: its public run key."""
-
-    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 async def is_private(dht: Records, run_id: str) -> bool:
@@ -64,6 +58,11 @@ async def refuse_if_private(dht: Records, run_id: str) -> None:
         raise Refused("is the name of a private run", key="run_id", value=run_id, mend=mend)
 
 
+def has_been_in_it(local: PeerConfig, peer_id: str) -> bool:
+    """Whether this machine has met peers of the run, and this peer is not told to found the run all the same."""
+    return not local.found and bool(remembered(local.run_id, met_through(local.initial_peers, peer_id)))
+
+
 async def founds_privately(setup: Setup, dht: Records) -> bool:
     """Whether this peer, which has no invitation, is to found a private run now. It is if it can found one and is told
     to, its settings do not ask for an open run, other machines could reach the run, and neither is there a run of this
@@ -76,8 +75,7 @@ async def founds_privately(setup: Setup, dht: Records) -> bool:
     if local.open or on_this_machine(local) or not setup.can_found:
         return False
     await refuse_if_private(dht, local.run_id)
-    seen = not local.found and remembered(local.run_id, met_through(local.initial_peers, dht.peer_id))
-    if seen or not setup.is_told_to_found(setup.asked):
+    if has_been_in_it(local, dht.peer_id) or not setup.is_told_to_found(setup.asked):
         return False  # `Joining` says why
     try:
         return not await run_record.BOARD.fetch(dht, local.run_id)
@@ -91,7 +89,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
     Raises:
         Refused: another peer claims it at the same time, with a lower key.
     """
-    await NOTICES.store(dht, run_id, pack(Notice(public)))
+    await NOTICES.store(dht, run_id, public)
     await asyncio.sleep(FOUNDERS_MEET_S)
     first = min([public, *await _keys_in(dht, run_id)])
     if first != public:
@@ -101,13 +99,13 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
 
 async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
     """Renew the notice until cancelled. Every member does so."""
-    await NOTICES.keep(dht, run_id, pack(Notice(public)), NOTICE_EVERY_S)
+    await NOTICES.keep(dht, run_id, lambda: public, NOTICE_EVERY_S)
 
 
 async def _keys_in(dht: Records, run_id: str) -> list[bytes]:
     """The public run keys in the notices under a run's name."""
     try:
-        return [notice.key for notice in await NOTICES.read(dht, run_id, Notice, lambda notice: True)]
+        return [value for value in (await NOTICES.fetch(dht, run_id)).values() if len(value) == KEY_BYTES]
     except Unreachable:
         return []
 

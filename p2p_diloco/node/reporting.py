@@ -43,6 +43,7 @@ class Reporter:
         outer_lr, outer_momentum = run.rates_at(replica.revision, replica.epoch)
         wall = time.time() - asyncio.get_running_loop().time()
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions
+        cores, memory_bytes = self._usage()
         return s.PeerStatus(
             name=local.name or socket.gethostname()[:64],
             peer_id=common.transport.peer_id,
@@ -70,8 +71,8 @@ class Reporter:
             checkpoint=None if local.checkpoint_dir is None else shared.saved,
             waiting_s=round(shared.waiting_s, 3),
             waits_for=self._waits_for(),
-            cpu=self._cpu(),
-            memory_bytes=self._memory_bytes(),
+            cpu=cores,
+            memory_bytes=memory_bytes,
             gpu_memory=self._gpu_memory(),
             node_threads=common.work.threads.count,
             last_round=shared.last_round,
@@ -121,21 +122,16 @@ class Reporter:
             return ""
         return self._common.event_log.named(self._common.replica.waiting())
 
-    def _cpu(self) -> float | None:
-        """The cores that node and trainer have kept busy since the last call; None: the trainer has ended."""
+    def _usage(self) -> tuple[float | None, int | None]:
+        """The cores that node and trainer have kept busy since the last call, and their memory, shared memory counted
+        once; None: the trainer has just ended."""
         try:
-            return round(sum(process.cpu_percent() for process in self._processes) / 100, 1)
-        except psutil.Error:  # the trainer has just ended
-            return None
-
-    def _memory_bytes(self) -> int | None:
-        """The memory of the node and the trainer together, shared memory counted once; None: the trainer has ended."""
-        try:
+            cores = sum(process.cpu_percent() for process in self._processes) / 100
             node, trainer = (process.memory_info() for process in self._processes)
-        except psutil.Error:  # the trainer has just ended
-            return None
+        except psutil.Error:
+            return None, None
         # rounded, because a record is published again whenever it changes
-        return round(trainer.rss + node.rss - getattr(node, "shared", 0), -MEMORY_DIGITS)
+        return round(cores, 1), round(trainer.rss + node.rss - getattr(node, "shared", 0), -MEMORY_DIGITS)
 
     def _gpu_memory(self) -> s.GpuMemory | None:
         """The memory of the trainer's GPUs; None: it uses none, or no round is over."""

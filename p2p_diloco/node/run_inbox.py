@@ -2,22 +2,19 @@
 those of nodes (`wire`): descriptions, nudges, audits, data.
 
 Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
-values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has. Of what
-nodes handle themselves the replica learns only a transfer's signs of life and its end.
+values. Of what nodes handle themselves the replica learns only a transfer's signs of life and its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.events import Granted, Received
+from p2p_diloco.core.events import Granted
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.roster import Peer
 from p2p_diloco.core.state import State
@@ -25,10 +22,9 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fields import check_place
-from p2p_diloco.node.forms import NOWHERE, About, refusing
-from p2p_diloco.node.headers import Folded, opened, packed, unpack
-from p2p_diloco.node.inbox import Allowances, Handler, check_role, group_of
+from p2p_diloco.node.forms import NOWHERE, refusing
+from p2p_diloco.node.headers import packed
+from p2p_diloco.node.inbox import Allowances, Handler, group_of
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import check_values
@@ -42,73 +38,45 @@ MOVING_EVERY_S = 0.1
 """Seconds in which the replica is told at most once that transfers with a peer move. With many slices there would be
 hundreds of such reports a second, which tell the replica nothing more."""
 
-log = logging.getLogger(__name__)
-
-Key = tuple[str, type, int, int]
-
 
 def _named(group: Hashable) -> str:
     """A group as contributions name it: a grant, or in an open run a peer."""
     return group.hex() if isinstance(group, bytes) else str(group)
 
 
-@dataclass(frozen=True, slots=True)
-class Long:
-    """A message that comes as its payload."""
-
-
 class RunInbox(Handler):
     """The handler of a peer that is in the run."""
 
     def __init__(self, common: Common, node: Node, trainer: TrainerSide, audits: Audits) -> None:
+        super().__init__(common.run.token, common.run.rules)
         self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
-        self._trainer, self._audits, self._questions = trainer, audits, common.fetching.questions
+        self._trainer, self._audits = trainer, audits
         self._allowances = Allowances()
-        self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
-        self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
-        node.settled.append(self.unfold)
 
-    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        body = opened(header, self._run.token)
-        if isinstance(body, int):
-            return Long(), body
-        message = self._placed(unpack(body, self._about(sender), self._node.rolls))
-        if isinstance(message, wire.NodeMessage):
-            return message, self._nbytes(message)
-        return message, 0 if isinstance(message, Folded) else self._node.work.nbytes(message)
-
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
+    def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
         match message:
-            case Long():
-                assert payload is not None, "the length of its payload was checked"
-                message, payload = self._placed(unpack(payload, self._about(sender), self._node.rolls)), None
-                if isinstance(message, wire.NodeMessage):
-                    raise Refusal(f"a {type(message).__name__} must come as a header")
-                if not isinstance(message, Folded):
-                    check_role(self._members.role_of(sender), message)
-            case wire.Nudge(goal):
-                self._check_nudge(sender, goal)
-            case wire.SliceList() | wire.SliceBytes():
-                self._questions.check(sender, message, payload)
-            case wire.Copy() | wire.Accusation() | wire.Contradicts():
-                return replace(message, payload=payload)
+            case wire.Describe() | wire.Nudge():
+                return 0
+            case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
+                return self._audits.nbytes(message)
+            case _ if isinstance(message, wire.NodeMessage):
+                raise Refusal("this peer is no data node")
+        return self._node.work.nbytes(message)
+
+    async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
+        if isinstance(message, wire.NodeMessage):
+            self._take(sender, message, payload)
+            return
         if isinstance(message, m.Ask):
             part = len(message.numbers) / self._run.rules.slices
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
                 raise Refusal("the sender, or others with its invitation, asked for too many states lately")
-        return message if isinstance(message, Folded | wire.NodeMessage) else self._checked(sender, message, payload)
-
-    async def take(self, sender: str, message: Any) -> None:
-        if isinstance(message, wire.NodeMessage):
-            self._take(sender, message)
-        elif isinstance(message, Folded):
-            self._keep(sender, message)
-        else:
-            self._tell_grant(sender)
-            await self._node.receive(sender, message)
+        checked = self._checked(sender, message, payload)
+        self._tell_grant(sender)
+        await self._node.receive(sender, checked)
 
     def _tell_grant(self, sender: str) -> None:
         """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
@@ -135,12 +103,9 @@ class RunInbox(Handler):
             raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
-        if not self._questions.closed(peer):
-            self._node.closed(peer)
+        self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        if self._questions.moving(peer):
-            return
         if (now := asyncio.get_running_loop().time()) >= self._told_until:
             self._told, self._told_until = set(), now + MOVING_EVERY_S
         if peer not in self._told:
@@ -149,20 +114,6 @@ class RunInbox(Handler):
 
     # -- the messages of nodes
 
-    def _nbytes(self, message: wire.NodeMessage) -> int:
-        """The length of a message's payload in bytes. Raises Refusal if the message is refused."""
-        match message:
-            case wire.Describe() | wire.Nudge():
-                return 0
-            case wire.Audit() | wire.Copy() | wire.Accusation() | wire.Contradicts():
-                return self._audits.nbytes(message)
-            case wire.SliceList() | wire.SliceBytes():
-                return self._questions.nbytes(message)
-            case wire.Description():
-                raise Refusal("this peer did not ask for a description of a model")
-            case wire.ListSlices() | wire.GetSlice():
-                raise Refusal("this peer is no data node")
-
     def _check_nudge(self, sender: str, goal: int) -> None:
         """Raises Refusal if the peers with the sender's invitation nudge too often. In an open run they may: anyone
         could make further identities there."""
@@ -170,39 +121,26 @@ class RunInbox(Handler):
         if group is not None and not self._allowances.nudge(group, goal, commits, len(self._run.layout.fragments)):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
-    def _take(self, sender: str, message: wire.NodeMessage) -> None:
-        """Process a message of nodes. An answer of a data node was handed on when it was checked."""
+    def _take(self, sender: str, message: wire.NodeMessage, payload: memoryview | None) -> None:
+        """Process a message of nodes."""
         match message:
             case wire.Describe():
                 description = self._common.described.packed
                 header = packed(wire.Description(description.nbytes), self._run.token)
                 self._common.outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
             case wire.Nudge(goal):
+                self._check_nudge(sender, goal)
                 self._trainer.nudged(goal)
             case wire.Audit():
                 self._audits.asked(sender, message)
             case wire.Accusation():
-                self._audits.accused(sender, message)
+                self._audits.accused(sender, replace(message, payload=payload))
             case wire.Copy():
-                self._audits.take(message)
+                self._audits.take(replace(message, payload=payload))
             case wire.Contradicts():
-                self._audits.shown(message)
+                self._audits.shown(replace(message, payload=payload))
 
-    # -- what is read
-
-    def _about(self, sender: str) -> About:
-        return About(sender, self._run.rules)
-
-    def _placed(self, message: wire.AnyMessage | Folded) -> wire.AnyMessage | Folded:
-        """Check that a message which was just read can belong to the run; returns it.
-
-        Raises:
-            Refusal: it can't.
-        """
-        if not isinstance(message, Folded | wire.NodeMessage):
-            with refusing(type(message)):
-                check_place(message, self._run.rules)
-        return message
+    # -- the messages of the run
 
     def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
         """Check a message that is complete; returns it with its payload and the hash of that.
@@ -222,10 +160,8 @@ class RunInbox(Handler):
             self._check_values(message)
             self._check_grants(sender, message)
         if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
-            if sender not in self._unsigned:
-                self._unsigned.add(sender)
-                what = "ignored the revision %s of the peer %s: not signed by the run's founder"
-                log.warning(what, revision, sender)
+            what = f"its revision {revision} is ignored: it is not signed by the run's founder"
+            self._common.refusals.count(sender, what)
             return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
         return message
 
@@ -259,30 +195,6 @@ class RunInbox(Handler):
             grant = self._members.grant_of(peer)
             if grant != peer and ready.grant != (grant.hex() if isinstance(grant, bytes) else ""):
                 raise Refusal(f"{peer} is not here by the grant that its contribution names")
-
-    # -- what can't be read yet
-
-    def _keep(self, sender: str, folded: Folded) -> None:
-        """Keep a message until its roll is here. Each sender has equal room, and its oldest goes first."""
-        self._folded[sender, type(folded.body), folded.fragment, folded.base.epoch] = sender, folded
-        mine = [key for key in self._folded if key[0] == sender]
-        if len(mine) > 4 * self._run.rules.commits_kept:
-            del self._folded[min(mine, key=lambda key: key[3])]
-
-    def unfold(self) -> None:
-        """Feed what can be read now; drop what is older than the present state."""
-        for key, (sender, folded) in list(self._folded.items()):
-            present = self._node.replica.logs[folded.fragment].epoch
-            known = self._node.rolls.of(folded.fragment, folded.base) is not None
-            if not known and folded.base.epoch >= present:
-                continue
-            del self._folded[key]
-            if not known:
-                continue
-            with contextlib.suppress(Refusal), self._common.refusals.counted(sender):
-                message = self._placed(folded.read(self._about(sender), self._node.rolls))
-                assert not isinstance(message, Folded | wire.NodeMessage)
-                self._node.events.post(Received(sender, self._checked(sender, message, None)))
 
 
 def _revisions(message: m.Message) -> list[Revision]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ class Snapshot:
             samples=sum(version.samples for version in versions),
             config=run.config.to_wire(),
             layout=run.layout.to_wire(),
-            fragments=[msgspec.msgpack.encode(STATE.write(state, About("", run.rules))) for state in self.states],
+            fragments=[msgspec.msgpack.encode(STATE.write(state, About(run.rules))) for state in self.states],
             digests=self.digests,
             founded=self.founded,
             card=self.card,
@@ -380,7 +380,7 @@ def _unpacked(fragment: int, packed: bytes, rules: Rules) -> State:
     """Raises ValueError if the bytes are no state of this fragment."""
     try:
         struct = msgspec.msgpack.decode(packed, type=STATE.type)
-        state: State = STATE.read(struct, replace(About("", rules), fragment=fragment))
+        state: State = STATE.read(struct, About(rules, fragment))
     except (msgspec.MsgspecError, Refusal) as error:
         raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
     return state

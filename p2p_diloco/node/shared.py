@@ -24,9 +24,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from ctypes import Structure, c_double, c_int64
 from dataclasses import astuple, dataclass, fields
-from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -92,119 +92,97 @@ class Setup:
 
 
 _HEADER_BYTES = 4096
-SLOT_BYTES = 8
 _LENT = b"m"
-_indices = count()
-"""The indices of the header's slots, in units of SLOT_BYTES."""
-
-N = TypeVar("N", int, float)
 
 
-class Slot(Generic[N]):
-    """A number in the header. It is read and written as an attribute."""
-
-    def __init__(self, kind: type[N]) -> None:
-        self._kind: type[N] = kind
-        self.index = next(_indices)
-
-    def __get__(self, header: Header, owner: type[Header]) -> N:
-        value: N = header.views[self._kind][self.index]
-        return value
-
-    def __set__(self, header: Header, value: N) -> None:
-        header.views[self._kind][self.index] = value
-
-
-class RoundSlots:
-    """The numbers of a `LastRound` in the header. They are written one by one, so a reader may get some numbers
-    of one round and some of the next."""
-
-    def __init__(self) -> None:
-        self._indices = [next(_indices) for _ in fields(LastRound)]
-
-    def __get__(self, header: Header, owner: type[Header]) -> LastRound | None:
-        shares = [header.views[float][index] for index in self._indices]
-        return LastRound(*shares) if any(shares) else None
-
-    def __set__(self, header: Header, value: LastRound) -> None:
-        for index, share in zip(self._indices, astuple(value), strict=True):
-            header.views[float][index] = share
-
-
-class Header:
+class Header(Structure):
     """The header's numbers, of 8 bytes each. Each number is written by one side: the first ones by the trainer, the
     others by the node."""
 
     # -- by the trainer
 
-    steps = Slot(int)
+    steps: int
     """Inner steps since the start."""
-    samples = Slot(int)
+    samples: int
     """Samples reported since the start."""
-    stands = Slot(int)
+    stands: int
     """1 while training stands still until an exchange is over."""
-    stands_since = Slot(float)
+    stands_since: float
     """The time, by `time.monotonic()`, since when training stands still for an exchange; 0 while training goes on."""
-    step_time_s = Slot(float)
+    step_time_s: float
     """Seconds that an inner step usually takes; 0 until known."""
-    loss = Slot(float)
+    loss: float
     """The last reported loss; NaN before the first."""
-    held_out_loss = Slot(float)
+    held_out_loss: float
     """The last reported held-out loss of the global parameters; NaN before the first."""
-    waiting_s = Slot(float)
+    waiting_s: float
     """Seconds that the trainer has waited for the other peers so far."""
-    gpu_reserved = Slot(int)
+    gpu_reserved: int
     """Bytes of GPU memory that the trainer's process holds, as of its last round; 0 without a GPU."""
-    gpu_total = Slot(int)
+    gpu_total: int
     """Bytes of memory that these GPUs have."""
-    last_round = RoundSlots()
-    """None before the first round is over."""
 
     # -- by the node
 
-    changed = Slot(int)
+    changed: int
     """Grows whenever some fragment's state has changed."""
-    epoch = Slot(int)
+    epoch: int
     """The lowest epoch over the fragments; -1 while no state is held."""
-    finished = Slot(int)
+    finished: int
     """1 once the run has ended for all."""
-    leave_s = Slot(float)
+    leave_s: float
     """Seconds that a departing node may stay after the run's end, until all others have the last state."""
-    goal = Slot(int)
+    goal: int
     """The number of the run's commits, summed over fragments, until which a peer has asked all others to exchange after
     every inner step; 0: no peer has asked."""
-    saved = Slot(int)
+    saved: int
     """The epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
-    trains_for_s = Slot(float)
+    trains_for_s: float
     """With pace="time": seconds that this peer's inner steps of a round should take; inf until known."""
-    peers = Slot(int)
+    peers: int
     """The number of live peers, including this peer."""
-    bytes_sent = Slot(int)
-    bytes_received = Slot(int)
-    retries = Slot(int)
+    bytes_sent: int
+    bytes_received: int
+    retries: int
     """How many times a message was sent and not accepted."""
-    reconnections = Slot(int)
+    reconnections: int
     """Links that broke."""
-    revision = Slot(int)
+    revision: int
     """The lowest revision over the fragments; 0: the settings at the founding."""
-    outer_lr = Slot(float)
+    outer_lr: float
     """The outer learning rate of that revision."""
-    outer_momentum = Slot(float)
+    outer_momentum: float
     """The outer momentum of that revision."""
 
-    def __init__(self, memory: memoryview) -> None:
-        self.views: dict[type, memoryview[Any]] = {int: memory.cast("q"), float: memory.cast("d")}
+    _fields_ = [
+        *((name, c_int64 if kind == "int" else c_double) for name, kind in __annotations__.items()),
+        ("_round", c_double * len(fields(LastRound))),
+    ]
+
+    @property
+    def last_round(self) -> LastRound | None:
+        """The trainer's last round; None before the first one is over. Its numbers are written one by one, so a reader
+        may get some of one round and some of the next."""
+        return LastRound(*self._round) if any(self._round) else None
+
+    @last_round.setter
+    def last_round(self, value: LastRound) -> None:
+        self._round[:] = astuple(value)
 
 
 class SharedMemory(Header):
     """The shared memory: the header's numbers, and three flat vectors [numel] of fp32. A page takes no memory until
     it is used."""
 
-    def __init__(self, fd: int, numel: int) -> None:
+    def __new__(cls, fd: int, numel: int) -> SharedMemory:
         """Map the memory behind the file descriptor `fd`. The descriptor may be closed afterwards."""
+        memory = mmap.mmap(fd, _size(numel))
+        made = cls.from_buffer(memory)
+        made._map = memory
+        return made
+
+    def __init__(self, fd: int, numel: int) -> None:
         self.numel = numel
-        self._map = mmap.mmap(fd, _size(numel))
-        super().__init__(memoryview(self._map)[:_HEADER_BYTES])
         self.theta = self._vector(_HEADER_BYTES)
         """θ, [numel] fp32."""
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)

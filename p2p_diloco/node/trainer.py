@@ -66,9 +66,8 @@ class TrainerSide:
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
         self.paused = False
-        self._held = True  # until `let_go` training waits, even if the state is there
         self._held_for = ""
-        self._came_ready = False
+        self._holds_state = asyncio.Event()
         self._every = run.config.sync_every  # the run's H, by the state that the trainer has merged
         self._whole = -1, ""  # epoch and digest of the present state; -1: none yet
         self._merging: Message | None = None  # the open request; None: the trainer doesn't wait for its answer
@@ -113,8 +112,6 @@ class TrainerSide:
                     self._common.described = Described(self._run.layout, card)
                 case {"kind": "nudge", "goal": goal}:
                     self._nudge_others(goal)
-                case {"kind": "data", "n": n}:
-                    self._channel.send("data", n=n, **self._data())
                 case {"kind": "door", "n": n}:
                     self._channel.send("door", n=n, path=await self._door.open())
 
@@ -157,15 +154,6 @@ class TrainerSide:
             made = await contribution(*of, message["weight"], message["samples"], uses)
         await self._events.feed(made)
 
-    def _data(self) -> dict[str, Any]:
-        replica = self._replica
-        return {
-            "me": replica.me,
-            "life": life_of(replica.own.incarnation),
-            "tables": replica.tables,
-            "ended": replica.finished,
-        }
-
     def _told(self) -> dict[str, Any]:
         replica = self._replica
         return {
@@ -174,6 +162,10 @@ class TrainerSide:
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),
             "shared": replica.roster.shared(),
+            "me": replica.me,
+            "life": life_of(replica.own.incarnation),
+            "tables": replica.tables,
+            "ended": replica.finished,
         }
 
     def _nudge_others(self, goal: int) -> None:
@@ -250,22 +242,20 @@ class TrainerSide:
         self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **told)
 
     def ready(self) -> None:
-        """Record that this peer holds the run's state. Training starts now, unless it must wait for `let_go`."""
-        self._came_ready = True
+        """Record that this peer holds the run's state."""
         self._publish()
-        if not self._held:
-            self.ready_at = asyncio.get_running_loop().time()
-            self._channel.send("ready")
+        self._holds_state.set()
 
     def hold_for(self, text: str) -> None:
-        """Set the reason, as text, why training waits for `let_go`."""
+        """Set the reason, as text, why training waits for `start`."""
         self._held_for = text
 
-    def let_go(self) -> None:
+    async def start(self) -> None:
         """Let training start: now if this peer holds the run's state, else once it does."""
-        self._held, self._held_for = False, ""
-        if self._came_ready and self.ready_at is None:
-            self.ready()
+        self._held_for = ""
+        await self._holds_state.wait()
+        self.ready_at = asyncio.get_running_loop().time()
+        self._channel.send("ready")
 
     def changed(self) -> None:
         """Tell the trainer that the state of some fragment has changed. In asynchronous mode the trainer is normally

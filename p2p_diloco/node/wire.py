@@ -26,7 +26,6 @@ class Description:
     """The answer to `Describe`. `payload` is the layout in its wire form, encoded by msgpack."""
 
     nbytes: int
-    payload: Any = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,6 @@ class SliceList:
 
     name: str
     nbytes: int
-    payload: Any = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,6 @@ class SliceBytes:
     data_set: str
     index: int
     nbytes: int
-    payload: Any = field(compare=False, repr=False, default=None)
 
 
 DataMessage = ListSlices | SliceList | GetSlice | SliceBytes
@@ -131,6 +128,8 @@ the model of its run. What they carry is checked by its hash."""
 ANY_RUN = bytes(TOKEN_BYTES)
 """The token of a `DataMessage`."""
 
+Answer = Description | SliceList | SliceBytes
+"""Answers to questions: their receivers have asked for them."""
 NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | Contradicts | DataMessage
 """Messages that nodes handle themselves, and do not pass to their replicas."""
 

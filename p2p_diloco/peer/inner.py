@@ -188,33 +188,16 @@ def _with_own_settings(state: dict[str, Any], optimizer: Optimizer) -> dict[str,
     them for this start, and the saved learning rate is one that a scheduler had changed. What an optimizer counts in
     its groups (as schedule-free ones and Prodigy do) comes from the saved state: it is in the class's defaults, but is
     no argument of the class."""
-    arguments, counted = _arguments(optimizer), _counted(optimizer)
-    changed: dict[str, tuple[object, object]] = {}
+    counted = _counted(optimizer)
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares their numbers
-        given = {key: value for key, value in own.items() if key not in counted and key != "params"}
-        differ = (key for key in given if key in arguments and key in saved and _differ(saved[key], given[key]))
-        changed |= {key: (given[key], saved[key]) for key in differ}
         saved.pop("initial_lr", None)  # a scheduler's: a new one would begin with it
-        saved |= given
-    for key, (now, before) in sorted(changed.items()):
-        log.info("the inner optimizer goes on with this program's %s=%s; it was saved with %s", key, now, before)
+        saved |= {key: value for key, value in own.items() if key not in counted and key != "params"}
     return state
 
 
-def _arguments(optimizer: Optimizer) -> set[str]:
-    """The names of all arguments with which an optimizer's class and the classes that it is made of are called."""
-    classes = [kind for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
-    return {name for kind in classes for name in inspect.signature(vars(kind)["__init__"]).parameters}
-
-
 def _counted(optimizer: Optimizer) -> set[str]:
-    """The keys of an optimizer's groups under which it counts."""
-    return optimizer.defaults.keys() - _arguments(optimizer)
-
-
-def _differ(saved: object, given: object) -> bool:
-    """Whether two hyperparameters differ. Tensors of several elements have no one answer, so their texts count."""
-    try:
-        return bool(saved != given)
-    except (RuntimeError, ValueError):
-        return str(saved) != str(given)
+    """The keys of an optimizer's groups under which it counts: the classes that it is made of aren't called with
+    them."""
+    classes = [kind for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
+    arguments = {name for kind in classes for name in inspect.signature(vars(kind)["__init__"]).parameters}
+    return optimizer.defaults.keys() - arguments

@@ -38,14 +38,6 @@ class Span:
     index: int
     place: slice
 
-    def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """Cut the values into pieces of at most `flat.undivided` elements. Yields each piece with its span."""
-        longest = flats.undivided()
-        for start in range(0, len(values), longest):
-            piece = values[start : start + longest]
-            first = self.place.start + start
-            yield piece, Span(self.index, slice(first, first + len(piece)))
-
 
 class Local(Protocol):
     """The operations of an exchange on the parameters, which may be in several processes."""
@@ -133,19 +125,20 @@ class LocalModel:
                     torch.sub(anchors, sent, out=values)
             else:
                 flats.copy(theta, whole)
-        for values, span in _cut(self._through(blends.keys() - unread, fetch=True, store=True)):
-            self._blend(values, span, blends[span.index], kept)
+        for whole, where in self._through(blends.keys() - unread, fetch=True, store=True):
+            of_span = self._theta[where.place], self._loaded_in(where, kept), self._delta[where.place]
+            for values, theta, loaded, sent in flats.blocks(whole, *of_span, size=flats.undivided()):
+                self._blend(blends[where.index], values, theta, loaded, sent)
 
-    def _blend(self, values: Tensor, span: Span, blend: Blend, kept: Collection[int]) -> None:
+    def _blend(self, blend: Blend, values: Tensor, theta: Tensor, loaded: Tensor, sent: Tensor) -> None:
         """Replace the values by the new ones, which depend on them. Sums are fp32, whatever the values' dtype."""
-        theta = self._theta[span.place]
         local = values.to(torch.float32)  # without a copy if they are fp32
         if blend is Blend.MIX:  # Streaming DiLoCo, arXiv 2501.18512
             torch.lerp(theta, local, self._share, out=local)
         else:
-            local.sub_(self._loaded_in(span, kept).to(values.dtype))  # in the dtype in which it was loaded
+            local.sub_(loaded.to(values.dtype))  # in the dtype in which it was loaded
             if blend.reads_sent:
-                local.add_(self._delta[span.place])
+                local.add_(sent)
             local.add_(theta)
         if local is not values:
             values.copy_(local)
@@ -264,11 +257,6 @@ class LocalModel:
                 position += 1
         for position, found in pieces.items():
             yield self._held[position], found
-
-
-def _cut(through: Iterable[tuple[Tensor, Span]]) -> Iterator[tuple[Tensor, Span]]:
-    """Yield what `LocalModel._through` yields in pieces so short that torch computes each in this thread."""
-    return (piece for values, span in through for piece in span.pieces(values))
 
 
 def _chunks(

@@ -36,12 +36,11 @@ ANSWER_S = 60.0
 log = logging.getLogger("p2p_diloco")
 
 
-class NodeClient:
-    """The trainer's end of the channel to a node, and the memory that both share. `how_it_ended` returns a sentence
-    that says how the node's process ended."""
+class Requests:
+    """The trainer's end of a channel to a node. `how_it_ended` returns a sentence that says how the node's process
+    ended."""
 
-    def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
-        self.memory = memory
+    def __init__(self, channel: TrainerEnd, how_it_ended: Callable[[], str]) -> None:
         self._channel, self._how_it_ended = channel, how_it_ended
         self.answer_s = ANSWER_S
         """Deadline for an answer of the node that needs no other peer."""
@@ -49,7 +48,7 @@ class NodeClient:
         """Called with each report of the node on what the node waits for."""
         self._using = threading.RLock()
         self._n = 0
-        self._told, self.told_at = "", 0.0
+        self.told, self.told_at = "", 0.0
         """The last report that was logged, and when."""
         self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same
         self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
@@ -143,9 +142,9 @@ class NodeClient:
     def report(self, text: str) -> None:
         """Log what this peer waits for, unless the same was logged less than REPEAT_S ago."""
         now = time.monotonic()
-        if text and (text != self._told or now - self.told_at >= REPEAT_S):
+        if text and (text != self.told or now - self.told_at >= REPEAT_S):
             self.say(text)
-            self._told, self.told_at = text, now
+            self.told, self.told_at = text, now
 
     def why_it_ended(self) -> P2PDilocoError:
         """The error that the node sent before its end, or an error that says how its process ended."""
@@ -154,6 +153,14 @@ class NodeClient:
                 if message["kind"] == "error":
                     self._error = errors.from_wire(message["error"])
         return self._error or NodeDied(self._how_it_ended(), mend="see its log above, and start this peer again")
+
+
+class NodeClient(Requests):
+    """The trainer's end of the channel to its node, and the memory that both share."""
+
+    def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
+        super().__init__(channel, how_it_ended)
+        self.memory = memory
 
 
 class Patience:

@@ -42,7 +42,7 @@ def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: s
         raise ConfigError("is one data set too many", key="name", value=data.name, mend=mend)
     refill = Refill(hook, node.client, session.config, len(session.plan.fragments))
     shard = Shard(data, dataset, f"{run_id}/{data.name}", refill)
-    hook.supply.add(shard, node.client.ask("data", "data"))
+    hook.supply.add(shard, node.client.ask("ask", "told"))
     return shard
 
 

@@ -7,11 +7,9 @@ Law: reads files only. The node fetches them; any process and thread of the trai
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import threading
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -23,18 +21,15 @@ import numpy as np
 
 from p2p_diloco.data.files import FORMATS
 from p2p_diloco.data.manifest import Manifest
-from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, from_wire
-from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.errors import GaveUpWaiting, NodeDied
+from p2p_diloco.node.channel import Message, TrainerEnd
+from p2p_diloco.peer.node_client import Requests
 from p2p_diloco.peer.order import Numbers, Ordered, indices
 
-REPEAT_S = 10.0
-"""Seconds after which a wait with the same reason is logged again."""
 OPEN_MAX = 2
 """Slices whose samples each process keeps in memory."""
 TRIES = 5
 """How often to ask for a slice, if its file is removed each time before it can be read."""
-
-log = logging.getLogger("p2p_diloco")
 
 
 class _Door:
@@ -54,38 +49,22 @@ class _Door:
             GaveUpWaiting: the answer did not come within `wait_timeout`. NodeDied: the node has ended. P2PDilocoError:
                 the node's own error.
         """
-        give_up_at, told, told_at, why = time.monotonic() + self._wait_s, "", 0.0, "the node does not answer"
-        end = self._connected()
-        try:
-            end.send({"kind": kind, **values})
-            while (left_s := give_up_at - time.monotonic()) > 0:
-                match message := end.receive(left_s):
-                    case None:
-                        break
-                    case {"kind": "waits", "text": why}:
-                        if why != told or time.monotonic() - told_at >= REPEAT_S:
-                            log.info("%s", why)
-                            told, told_at = why, time.monotonic()
-                    case {"kind": "error", "error": error}:
-                        raise from_wire(error)
-                    case {"kind": found} if found == answer:
-                        return message
-        except ChannelClosed:
-            raise NodeDied("the node has ended", mend="see its log above") from None
-        except BaseException as error:
-            if not isinstance(error, P2PDilocoError):
-                self._disconnect()  # a late answer must not be read as the answer to the next request
-            raise
-        self._disconnect()
-        mend = "start a data node that serves it, or wait longer"
-        raise GaveUpWaiting(f"is over: {why}", key="wait_timeout", value=f"{self._wait_s:g}", mend=mend)
+        node = self._connected()
+        self._mine.owner = 0  # the node serves what was asked here before what is asked next, unless the answer comes
+        message = node.wait_for(answer, n=node.request(kind, **values), timeout_s=self._wait_s)
+        if message is None:
+            mend = "start a data node that serves it, or wait longer"
+            why = f"is over: {node.told or 'the node does not answer'}"
+            raise GaveUpWaiting(why, key="wait_timeout", value=f"{self._wait_s:g}", mend=mend)
+        self._mine.owner = os.getpid()
+        return message
 
     def tell(self, kind: str, **values: Any) -> None:
         """Tell the node something that needs no answer. If the node has ended, the next `ask` raises the error."""
-        with contextlib.suppress(ChannelClosed, NodeDied):
-            self._connected().send({"kind": kind, **values})
+        with contextlib.suppress(NodeDied):
+            self._connected().tell(kind, **values)
 
-    def _connected(self) -> TrainerEnd:
+    def _connected(self) -> Requests:
         if getattr(self._mine, "owner", 0) != os.getpid():  # a forked process has its parent's connection, too
             sock = socket.socket(socket.AF_UNIX)
             try:
@@ -93,13 +72,9 @@ class _Door:
             except OSError:
                 sock.close()
                 raise NodeDied("the node has ended", mend="see its log above") from None
-            self._mine.owner, self._mine.end = os.getpid(), TrainerEnd(sock)
-        end: TrainerEnd = self._mine.end
-        return end
-
-    def _disconnect(self) -> None:
-        self._mine.end.close()
-        self._mine.owner = 0
+            self._mine.owner, self._mine.node = os.getpid(), Requests(TrainerEnd(sock), lambda: "the node has ended")
+        node: Requests = self._mine.node
+        return node
 
 
 class Slices(Ordered):

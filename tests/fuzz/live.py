@@ -37,7 +37,6 @@ from p2p_diloco.net.framing import VERSION, Accepted, Bulk, Message, Progress, e
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.relay import RELAY, RELAYED
-from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run_record import BOARD
 from tests.fuzz.mutations import mutated
@@ -78,8 +77,7 @@ def headers(member: Liar) -> list[bytes]:
     ready = member.contribution()
     said = [m.Probe(member.summary()), m.Ask(0), ready, member.part(ready, 0), member.commit(member.choice())]
     said += [m.Claim(0, member.held.version, 1), m.Want(0, member.held.version, m.What.READY)]
-    about = About(member.id, member.run.rules)
-    return [pack(member.signatures.signed(one), about, member.token)[0] for one in said]
+    return [pack(member.signatures.signed(one), member.run.rules, member.token)[0] for one in said]
 
 
 async def attack(field: Field, seconds: float, seed: int) -> Counter[str]:

@@ -51,9 +51,9 @@ from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
 from p2p_diloco.node import board, curves, ending, fetching, privacy, wire
-from p2p_diloco.node.fields import STATE, check_place
-from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
+from p2p_diloco.node.fields import STATE
+from p2p_diloco.node.forms import NO_RUN, About
+from p2p_diloco.node.headers import opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.joining import Described
 from p2p_diloco.node.privacy import Access
@@ -131,14 +131,17 @@ def _headers() -> list[bytes]:
 def _rounds() -> list[bytes]:
     """Each message of a round, of a run of four peers; of long ones the payload that they come as."""
     run = HeadersRun(4)
-    packed = (pack(message, run.about(), TOKEN) for message in run.messages())
+    packed = (pack(message, run.rules, TOKEN) for message in run.messages())
     return [bytes(opened(header, TOKEN)) if long is None else long for header, long in packed]
 
 
 def _message(case: bytes) -> None:
-    message = unpack(case, About(OTHER.peer_id, RULES), Rolls())
-    if not isinstance(message, Folded):
-        check_place(message, RULES)
+    unpack(case, RULES)
+
+
+def _header(case: bytes) -> None:
+    if not isinstance(body := opened(case, TOKEN), int):
+        unpack(body, NO_RUN.rules)
 
 
 def _frames(case: bytes) -> None:
@@ -148,7 +151,7 @@ def _frames(case: bytes) -> None:
 
 
 def _network() -> Iterator[Target]:
-    yield Target("headers", _headers(), lambda case: of_nodes(case, TOKEN), (Refusal,))
+    yield Target("headers", _headers(), _header, (Refusal,))
     yield Target("messages", _rounds(), _message, (Refusal,))
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))
@@ -252,7 +255,7 @@ def _records() -> Iterator[Target]:
             lambda dht: ending.BOARD.read(dht, "r", ending.End, lambda end: ending._proven(end, dht, "r")),
         ),
         "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: read_revision(dht, founding)),
-        "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
+        "notices": (KEY.public, lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (
             KEY.sign_revocations(3, [bytes(8)]),
             lambda dht: privacy.read_revocations(dht, "r", access.member),
@@ -332,7 +335,7 @@ def _checkpoints(folder: Path) -> Target:
     layout = _layout()
     state, rules = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1), Run("r", RunConfig(), layout).rules
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
-    packed = msgspec.msgpack.encode(STATE.write(state, About("", rules)))
+    packed = msgspec.msgpack.encode(STATE.write(state, About(rules)))
     told = Saved(
         "r", 0, 8, RunConfig().to_wire(), layout.to_wire(), [packed],
         [digest(torch.zeros(16), outer)], (ME.peer_id, 1.0),

@@ -14,8 +14,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, commit_of, founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.node.forms import About, Roll
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import opened, pack, unpack
 
 TOKEN, SLICES = b"t" * 16, 24
 RULES = Rules(run="r", fragments=(tuple(range(SLICES)), tuple(range(SLICES, 2 * SLICES))), min_peers=1)
@@ -56,8 +55,6 @@ class Run:
         owners = self.state.plan.owners
         self.close = m.Close(0, self.state.version, 0, self.me, 0, self.key, self.choice, owners, OF_LIFE)
         self.commit = replace(commit_of(self.state, self.close, self.hashes, owners, rules), seal=OF_LIFE)
-        self.rolls = Rolls()
-        self.rolls.know(self.state)
 
     @property
     def hashes(self) -> tuple[str, ...]:
@@ -71,24 +68,20 @@ class Run:
         choice = self.chosen(state, sequence)
         return append(state, choice, key_of(0, state.version, choice), self.hashes, self.rules)
 
-    def about(self, roll: bool = True) -> About:
-        known = self.rolls.of(0, self.state.version) if roll else None
-        return About(self.me, self.rules, known or Roll())
-
-    def sent(self, message: m.Message, roll: bool = True) -> bytes:
+    def sent(self, message: m.Message) -> bytes:
         """The message's bytes, header and payload."""
-        header, payload = pack(message, self.about(roll), TOKEN)
+        header, payload = pack(message, self.rules, TOKEN)
         return header + (payload or b"")
 
-    def read(self, message: m.Message, roll: bool = True, rolls: Rolls | None = None) -> m.Message | Folded:
+    def read(self, message: m.Message) -> Any:
         """What another peer makes of a message."""
-        header, payload = pack(message, self.about(roll), TOKEN)
+        header, payload = pack(message, self.rules, TOKEN)
         body = opened(header, TOKEN)
         if payload is not None:
             assert body == len(payload)
             body = memoryview(payload)
         assert not isinstance(body, int)
-        return unpack(body, About(self.me, self.rules), self.rolls if rolls is None else rolls)
+        return unpack(body, self.rules)
 
     def messages(self) -> list[m.Message]:
         """One message of each kind, or more, without payloads, their hashes, and roots that follow."""

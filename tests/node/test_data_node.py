@@ -16,9 +16,10 @@ from p2p_diloco.data.files import cut_files
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
+from p2p_diloco.node.board import Board
 from p2p_diloco.node.data_node import DataNode, Served
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, publish, read_data_nodes
-from p2p_diloco.node.headers import of_nodes, packed
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, board_of, read_data_nodes
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
@@ -49,8 +50,9 @@ class Nodes:
         self.network, self.folder = MemoryNetwork(), folder
         self.inbox = Inbox()
         limits = Limits(read_timeout_s=0.5, connect_timeout_s=0.2)
-        self.reader = Fetching(self.network.join("reader", self.inbox, limits=limits), "r", folder / "cache", bytes_max)
-        self.inbox.handler = Reader(self.reader)
+        transport = self.network.join("reader", self.inbox, limits=limits)
+        self.reader = Fetching(transport, self.inbox.questions, "r", folder / "cache", bytes_max)
+        self.inbox.handler = Handler(wire.ANY_RUN)
         self.nodes: dict[str, DataNode] = {}
         self.announcing: list[asyncio.Task[None]] = []
         self.said: list[str] = []
@@ -80,24 +82,6 @@ class Nodes:
         manifest = await self.reader.open("corpus", "", self.said.append)
         found = await asyncio.gather(*(self.reader.get(manifest.identity, i, self.said.append) for i in indices))
         return [path.read_bytes() for path in found]
-
-
-class Reader(Handler):
-    """What `RunInbox` does with the answers of data nodes."""
-
-    def __init__(self, reader: Fetching) -> None:
-        self.questions = reader.questions
-
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message: Any = of_nodes(header, wire.ANY_RUN)
-        return message, self.questions.nbytes(message)
-
-    def check(self, sender: str, message: Any, payload: memoryview | None) -> wire.AnyMessage:
-        self.questions.check(sender, message, payload)
-        return message
-
-    def closed(self, peer: str) -> None:
-        self.questions.closed(peer)
 
 
 def live(test: Callable[[Nodes], Awaitable[None]], bytes_max: int = 10**6) -> None:
@@ -195,7 +179,7 @@ async def test_a_slow_data_node_is_waited_for_while_bytes_come(nodes: Nodes) -> 
     async def slowly(to: str, index: int) -> None:
         for _ in range(15):
             await asyncio.sleep(0.1)
-            nodes.reader.questions.moving("a")
+            nodes.inbox.moving("a")
         await send(to, index)
 
     a._send_slice = slowly  # type: ignore[method-assign]
@@ -221,12 +205,12 @@ async def test_a_data_node_is_ready_when_the_dht_has_its_record(
         return answer
 
     node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(nodes.folder / "a"))
-    monkeypatch.setattr(data_node, "publish", publish_oddly)
+    monkeypatch.setattr(Board, "store", publish_oddly)
     announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
     await until(lambda: asked >= 5)
     announcing.cancel()
     assert ready == [3]
-    assert sum("can't be stored in the DHT; trying again in 0.05 s" in text for text in caplog.messages) == 3
+    assert "a record (data/corpus) can't be stored in the DHT; trying again" in caplog.messages
 
 
 @plays(live)
@@ -235,11 +219,11 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
     line. What a data node announces must be what it serves."""
     liar = nodes.network.join("liar", Inbox())
     found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
-    await publish(liar, "r", "corpus", found)
+    await board_of("corpus").store(liar, "r", found.pack())
     await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
     await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
     own = nodes.network.peers["reader"]
-    await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
+    await board_of("corpus").store(own, "r", DataNodeRecord(peer_id="reader", data_set="ef" * 32).pack())
     records = await read_data_nodes(own, "r", "corpus")
     assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
     serving = DataNode(liar, inbox := Inbox(), served(nodes.folder / "a"))
@@ -253,7 +237,7 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
 async def test_another_data_set_under_the_same_name_is_refused(nodes: Nodes) -> None:
     """The sentence names both; a record that no data node answers for, or a false one, refuses nobody."""
     a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
-    await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
+    await board_of("corpus").store(a, "r", DataNodeRecord(peer_id="left", data_set="ab" * 32).pack())
     await nodes.add("a")
     await nodes.add("b")
     with pytest.raises(Refused) as raised:
@@ -299,27 +283,19 @@ async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
 
 
 @plays(live)
-async def test_a_slice_is_asked_for_where_it_was_refused_least(nodes: Nodes) -> None:
-    """Among equals where fewest are under way; nowhere before the time to try again has come."""
+async def test_a_slice_is_asked_for_where_fewest_are_under_way(nodes: Nodes) -> None:
+    """Nowhere before the time to try again has come."""
     await nodes.add("a")
     await nodes.add("b")
     await nodes.read(0)
     data_set = next(iter(nodes.reader._data_sets.values()))
     a, b = data_set.nodes["a"], data_set.nodes["b"]
-    a.refused[3] = fetching._Pause()
-    a.refused[3].failed(10.0)
     b.under_way = 2
-    assert data_set.choose(3, 1000.0) is b
     assert data_set.choose(4, 1000.0) is a
-    b.pause.failed(1000.0)
-    assert data_set.choose(3, 1000.0) is a
-    assert data_set.choose(3, 10.0) is None
-    waits = []
-    for _ in range(20):
-        b.pause.failed(0.0)
-        waits.append(b.pause.until)
-    assert waits == sorted(waits)
-    assert waits[-1] == fetching.AGAIN_S_MAX
+    a.paused_until = 1000.5
+    assert data_set.choose(4, 1000.0) is b
+    b.paused_until = 1000.5
+    assert data_set.choose(4, 1000.0) is None
 
 
 @plays(partial(live, bytes_max=15))
@@ -339,25 +315,24 @@ async def test_a_data_node_answers_only_what_it_can(nodes: Nodes) -> None:
     node = await nodes.add("a")
     identity = next(iter(nodes.nodes.values()))._served.manifest.identity
 
-    def refused(sender: str, message: wire.AnyMessage) -> str:
+    async def refused(sender: str, message: wire.AnyMessage) -> str:
         try:
-            read, _ = node.read("a", packed(message))
-            node.check(sender, read, None)
+            await nodes.network.peers["a"]._inbox.deliver(sender, packed(message), None)
         except Refusal as refusal:
             return refusal.reason
         return ""
 
-    assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
-    assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
-    assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
-    assert "can't be read" in refused("p", wire.GetSlice(identity, -1))
-    assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
-    assert "takes no part" in refused("p", wire.Describe())
-    assert not refused("p", wire.GetSlice(identity, 0))
-    node._sending["p"] = AT_ONCE
-    assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
+    assert await refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
+    assert "another data set" in await refused("p", wire.GetSlice("ab" * 32, 0))
+    assert "another data set" in await refused("p", wire.GetSlice(identity, SLICES))
+    assert "can't be read" in await refused("p", wire.GetSlice(identity, -1))
+    assert "did not ask" in await refused("p", wire.SliceBytes(identity, 0, 8))
+    assert "takes no part" in await refused("p", wire.Describe())
+    assert not await refused("p", wire.GetSlice(identity, 0))
+    node._sending["p"] = AT_ONCE + 1
+    assert "as many slices as it can" in await refused("p", wire.GetSlice(identity, 0))
     node._sending["q"] = data_node.SENT_AT_ONCE
-    assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
+    assert "as many slices as it can" in await refused("z", wire.GetSlice(identity, 0))
 
 
 @plays(live)
@@ -370,7 +345,7 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
         await liar.send("reader", header, memoryview(line(1)))
     nodes.network.delay_s = 0.05
     waits = asyncio.create_task(nodes.read(1))
-    await until(lambda: any(what == (identity, 1) for _, what in nodes.reader.questions._open))
+    await until(lambda: any(what == (identity, 1) for _, what in nodes.inbox.questions._open))
     with pytest.raises(Refusal, match="did not ask"):
         await liar.send("reader", header, memoryview(b"poison!!"))
     assert await waits == [line(1)]
@@ -395,7 +370,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path) -> None:
         post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
         network.delay_s = 0.1
         reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
-        await until(lambda: peer.inbox.handler._questions._open)
+        await until(lambda: peer.inbox.questions._open)
         peer.inbox.moving("a")
         peer.inbox.closed("a")
         assert await reading == "line 02"

@@ -14,20 +14,19 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack, packed
-from p2p_diloco.node.inbox import PEERS_MAX, Inbox, Refusals, Tally
-from p2p_diloco.node.joining import DescriptionInbox
+from p2p_diloco.node.inbox import PEERS_MAX, Handler, Inbox, Refusals, Tally
+from p2p_diloco.node.joining import ask_to_describe
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer
 
 RULES = Rules(run="r", fragments=((0,),))
 
 
 def probe(token: bytes) -> bytes:
-    return pack(m.Probe(m.Summary(1, "worker")), About("stranger", RULES), token)[0]
+    return pack(m.Probe(m.Summary(1, "worker")), RULES, token)[0]
 
 
 @awaited
@@ -36,16 +35,25 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
     inbox, token = Inbox(), b"t" * 16
     with pytest.raises(Refusal, match="not in a run yet"):
         inbox.admit("stranger", probe(token))
-    inbox.handler = DescriptionInbox(token, "friend", 10)
-    with pytest.raises(Refusal, match="still waits for the description"):
+    network = MemoryNetwork()
+    me, friend = network.join("me", inbox), Inbox()
+    friend.handler = Handler(token)
+    friend.handler.nbytes = lambda sender, message: 0  # type: ignore[method-assign]
+    network.join("friend", friend)
+    asked = asyncio.create_task(ask_to_describe(me, inbox, token, "friend", 10))
+    await until(lambda: inbox.questions._open)
+    with pytest.raises(Refusal, match="not in a run yet"):
         inbox.admit("friend", probe(token))
-    with pytest.raises(Refusal, match="the description is empty, or longer than allowed"):
+    with pytest.raises(Refusal, match="no message as long as this"):
+        inbox.admit("friend", pack(m.Leave(1), RULES, token, long=0)[0])
+    with pytest.raises(Refusal, match="longer than allowed"):
         inbox.admit("friend", packed(wire.Description(CARD_BYTES_MAX + 2**17), token))  # far more than ten need
     header = packed(wire.Description(1), token)
-    with pytest.raises(Refusal, match="did not ask for a description"):
+    with pytest.raises(Refusal, match="did not ask for it"):
         await inbox.deliver("stranger", header, memoryview(b"\x80"))
     with pytest.raises(Refusal, match="the description of the model can't be read"):
         await inbox.deliver("friend", header, memoryview(b"\x80"))
+    assert await asked is None
 
 
 @awaited

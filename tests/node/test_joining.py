@@ -342,7 +342,7 @@ async def test_a_dht_that_fails_ends_nothing() -> None:
     for loop in (
         publish(broken, "r", lambda: record, asyncio.Event()),
         look_around(broken, "r", lambda peer, name: None, lambda: 0),
-        run_record.BOARD.keep(broken, "r", b"x", 15.0),
+        run_record.BOARD.keep(broken, "r", lambda: b"x", 15.0),
         curves.keep(broken, "r", lambda: curves.Point(1.0, 1.0, 1.0, 1.0, 2.0, None)),
     ):
         task, before = asyncio.create_task(loop), len(calls)

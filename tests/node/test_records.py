@@ -19,7 +19,6 @@ from p2p_diloco.core.state import rooted
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Refusal
 from p2p_diloco.node import records
-from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import BOARD, publish, read_peers
@@ -226,14 +225,14 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
     run, base = peer.inbox.handler._run, peer.node.replica.logs[0].held.version
     life = ContributionId(2**61, 1)
     ready = rooted(m.Ready(0, base, life, life, 1.0, 1, tuple("0" * 64 for _ in run.rules.fragments[0])))
-    signatures, about = Signatures(liar.peer_id, liar, run.token), About(liar.peer_id, run.rules)
+    signatures = Signatures(liar.peer_id, liar, run.token)
     links = ((base.epoch, base.digest),)
     for said, why in (
         (m.Told((base, base), (links, links)), "the Told is refused: it lists 2 fragments"),
         (ready, "its contribution is refused"),
     ):
         with contextlib.suppress(Refusal):
-            await liar.send("Q", pack(signatures.signed(said), about, run.token)[0])
+            await liar.send("Q", pack(signatures.signed(said), run.rules, run.token)[0])
         told = RECORD
         while not any(one.peer == "…123456" and why in one.why for one in told.refused):
             await asyncio.sleep(0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from p2p_diloco.node.shared import Header, SharedMemory, Slot, create
+from p2p_diloco.node.shared import Header, SharedMemory, create
 from p2p_diloco.node.status import LastRound
 
 
@@ -13,7 +13,7 @@ def test_slots_and_vectors_do_not_overlap() -> None:
     fd = create(3)
     memory = SharedMemory(fd, 3)
     assert memory.theta.tolist() == memory.delta.tolist() == [0, 0, 0]
-    slots = [name for name, slot in vars(Header).items() if isinstance(slot, Slot)]
+    slots = [name for name, *_ in Header._fields_ if name != "_round"]
     assert all(getattr(memory, name) == 0 for name in slots)
     assert memory.last_round is None
     for number, name in enumerate(slots):

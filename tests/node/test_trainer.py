@@ -45,7 +45,7 @@ async def test_a_trainer_is_told_the_tables_of_its_data() -> None:
     network = MemoryNetwork()
     peer, watcher = MemoryPeer(network, "a", QUICK), network.join("w", Inbox())
     await peer.enter()
-    told = await peer.ask("data", "data")
+    told = await peer.ask("ask", "told")
     assert (told["me"], told["tables"], told["ended"]) == ("a", [], False)
     due = (await peer.merge())["due"]
     assert (await peer.merge())["tables"] is None

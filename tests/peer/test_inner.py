@@ -100,24 +100,19 @@ def test_an_optimizer_whose_state_cant_be_read_trains_on(tmp_path: Path, caplog:
     assert "can't be saved, because its state_dict() fails: the state is on other ranks" in caplog.text
 
 
-def test_the_programs_hyperparameters_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A restart with another learning rate trains with it; the log says which values are others than the saved ones.
-    Moments and step counts come back. A rate that a scheduler had changed isn't taken for the script's."""
+def test_the_programs_hyperparameters_stay(tmp_path: Path) -> None:
+    """A restart with another learning rate trains with it. Moments and step counts come back. A rate that a scheduler
+    had changed isn't taken for the script's."""
     _, optimizer = trained(2)
     optimizer.param_groups[0].update(lr=0.05, initial_lr=0.1)  # as a scheduler does
     save(InnerState([optimizer], tmp_path, 1), 1)
     model = nn.Linear(3, 2)
     again = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.5, 0.9))
-    with caplog.at_level(logging.INFO):
-        restore([again], tmp_path / "checkpoint-1")
+    restore([again], tmp_path / "checkpoint-1")
     group = again.param_groups[0]
     assert (group["lr"], group["betas"]) == (0.001, (0.5, 0.9))
     assert "initial_lr" not in group
     assert again.state[model.weight]["step"] == 2
-    assert [line.split(" with this program's ")[1] for line in caplog.messages] == [
-        "betas=(0.5, 0.9); it was saved with (0.9, 0.999)",
-        "lr=0.001; it was saved with 0.05",
-    ]
 
 
 class Fails(torch.optim.AdamW):
@@ -157,7 +152,7 @@ def test_a_state_of_another_optimizer_is_not_loaded(
     again.step()
 
 
-def test_hyperparameters_of_any_type_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hyperparameters_of_any_type_stay(tmp_path: Path) -> None:
     """Tensors of several elements, functions, and numbers of NumPy, which no checkpoint holds: moments come back."""
 
     def made(mask: list[float]) -> torch.optim.Optimizer:
@@ -168,15 +163,12 @@ def test_hyperparameters_of_any_type_stay(tmp_path: Path, caplog: pytest.LogCapt
     first = made([1.0, 2.0])
     first.state[first.param_groups[0]["params"][0]]["momentum_buffer"] = torch.ones(2)
     save(InnerState([first], tmp_path, 1), 1)
-    for mask, told in (([1.0, 2.0], 0), ([1.0, 3.0], 1)):
+    for mask in ([1.0, 2.0], [1.0, 3.0]):
         again = made(mask)
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            restore([again], tmp_path / "checkpoint-1")
+        restore([again], tmp_path / "checkpoint-1")
         (group,) = again.param_groups
         assert again.state[group["params"][0]]["momentum_buffer"].tolist() == [1.0, 1.0]
         assert (group["lr"], group["weight_decay"].tolist(), group["maximize"]()) == (0.5, mask, False)
-        assert len(caplog.messages) == told
 
 
 def test_state_that_an_optimizer_keeps_in_its_groups_comes_back(tmp_path: Path) -> None:

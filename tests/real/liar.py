@@ -24,8 +24,7 @@ from p2p_diloco.core.version import ContributionId, Version, incarnation
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
-from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, packed, unpack
+from p2p_diloco.node.headers import opened, pack, packed, unpack
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.swarm import LIMITS
@@ -78,7 +77,7 @@ class Liar:
             self, run_id=RUN_ID, initial_peers=self.field.addresses, limits=LIMITS, invitation=self.invited
         )
         self.run = self.field.run(self.field.nodes[0].access.member.token_salt)
-        self.token, self.rolls = self.run.token, Rolls()
+        self.token = self.run.token
         self.signatures = Signatures(self.id, self.transport, self.token)
         self.work = SliceWork(self.run, torch.zeros(NUMEL), self.signatures.of_mean)
         for node in self.field.nodes:
@@ -110,16 +109,11 @@ class Liar:
         return 1 << 20
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        message: Said | Folded
-        body, about = opened(header, self.token), About(sender, self.run.rules)
+        body = opened(header, self.token)
         if isinstance(body, int):
             assert payload is not None
-            message = unpack(payload, about, self.rolls)
-        else:
-            message = unpack(body, about, self.rolls)
-        if isinstance(message, Folded):  # it names peers by their places in a roll that never came
-            self._soon(sender, m.Ask(0))
-            return
+            body = payload
+        message = unpack(body, self.run.rules)
         if isinstance(message, m.Slice):
             message = replace(message, payload=payload, hash=hash_of(payload or b""))
         self.came.append((sender, message))
@@ -157,7 +151,6 @@ class Liar:
         if self.state is not None and state.version.epoch <= self.state.version.epoch:
             return
         self.state, self._ready, self._close = state, None, None
-        self.rolls.know(state)
         self._slices = {place: part for place, part in self._slices.items() if part.base.epoch >= state.version.epoch}
         if self.present:
             self._keep(self._tell_all(m.Probe(self.summary())))
@@ -211,7 +204,7 @@ class Liar:
         if isinstance(message, wire.NodeMessage):
             header = packed(message, self.token)
         else:
-            header, body = pack(self.signatures.signed(message), About(self.id, self.run.rules), self.token)
+            header, body = pack(self.signatures.signed(message), self.run.rules, self.token)
             payload = payload if body is None else memoryview(body)
         try:
             await self.transport.send(to, header, payload)

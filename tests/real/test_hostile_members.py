@@ -22,7 +22,6 @@ from p2p_diloco.net.framing import Bulk, FrameStream, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.board import name_of
-from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import FETCH_EVERY_S, FETCHES_AT_ONCE
 from p2p_diloco.node.run import Run
@@ -183,7 +182,7 @@ def test_streams_of_one_byte_a_second_are_cut(field: Field) -> None:
     async def row() -> None:
         async with liar(field, "snail") as member:
             await member.look()
-            header, _ = pack(member.part(member.contribution(), 0), About(member.id, member.run.rules), member.token)
+            header, _ = pack(member.part(member.contribution(), 0), member.run.rules, member.token)
             said = encode(Bulk(header, len(ZEROS)))
             streams = []
             for node in field.nodes:
