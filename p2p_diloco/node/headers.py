@@ -6,6 +6,7 @@ beside the header, and their hashes are not in it: who receives a payload comput
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from typing import Annotated, Any, Union, get_args
 
@@ -50,18 +51,19 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True):
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
+SHORTER_MAX = 64
+"""A long message is compressed to no less than this part of its bytes; names and signatures, most of it, to a half."""
 LONG = 16 * 1024
 """A message longer than this comes as a payload, for which transports have other limits."""
 
 
 def pack(message: AnyMessage, rules: Rules, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
-    """Encode a message: the header and, if the message has more than `long` bytes, the payload. Another payload of the
-    message is sent beside the header."""
+    """Encode a message: the header and, if the message has more than `long` bytes, the payload, which is compressed.
+    Another payload of the message is sent beside the header."""
     about = About(rules, getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE))
     body = _ENCODER.encode(OF_KIND[type(message)].write(message, about))
-    apart = len(body) > long
-    header = _ENCODER.encode([PROTOCOL, token, len(body) if apart else msgspec.Raw(body)])
-    return header, body if apart else None
+    apart = zlib.compress(body, 1) if len(body) > long else None
+    return _ENCODER.encode([PROTOCOL, token, msgspec.Raw(body) if apart is None else len(apart)]), apart
 
 
 def packed(message: NodeMessage, token: bytes = ANY_RUN) -> bytes:
@@ -90,6 +92,18 @@ def opened(header: bytes, token: bytes) -> memoryview | int:
         return int(msgspec.msgpack.decode(body, type=LENGTH))
     except msgspec.MsgspecError as error:
         raise Refusal(f"the header has neither a message nor the length of one ({error})") from None
+
+
+def expanded(payload: Buffer) -> memoryview:
+    """The bytes of a long message, for `unpack`. Raises Refusal if they are damaged, or far more than the payload's."""
+    reader = zlib.decompressobj()
+    try:
+        body = reader.decompress(payload, SHORTER_MAX * len(payload))
+    except zlib.error as error:
+        raise Refusal(f"the message can't be read: {error}") from None
+    if not reader.eof:
+        raise Refusal("the message is cut off, or far longer than its payload")
+    return memoryview(body)
 
 
 _DATA = {bytes([KINDS.index(kind)]) for kind in get_args(DataMessage)}

@@ -23,7 +23,7 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
 from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import opened, unpack
+from p2p_diloco.node.headers import expanded, opened, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -113,7 +113,7 @@ class Inbox:
                 raise Refusal(f"the payload of a {kind} must have {expected} bytes, but {found} came")
             if message is None:
                 assert payload is not None, "its length was checked"
-                (message, expected), payload = self._decoded(handler, sender, payload), None
+                (message, expected), payload = self._decoded(handler, sender, expanded(payload)), None
                 if expected:
                     raise Refusal(f"a {type(message).__name__} must come as a header")
             if isinstance(message, wire.Answer):

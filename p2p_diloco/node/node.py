@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from p2p_diloco.core import events as e
-from p2p_diloco.core.messages import Mean, Message, Part, Slice
+from p2p_diloco.core.messages import Close, Commit, Mean, Message, Part, Slice
 from p2p_diloco.core.round import Phase
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node.alike import Alike
@@ -47,6 +47,7 @@ class Node:
         self._due: deque[Work] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
+        self._encoded: tuple[Message, tuple[bytes, bytes | None]] | None = None  # the last Close or Commit
         self._means = Counter[str]()  # to each peer, queued or being sent
         self._going = set[Hashable]()  # tensors that are queued or being sent, and to whom
         self._heard = Counter[str]()  # signs of life of each peer
@@ -247,7 +248,11 @@ class Node:
         self._outbox.put_late(to, made, answer, kept)
 
     def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
-        return pack(self._signatures.signed(message), self._run.rules, self._run.token)
+        if not isinstance(message, Close | Commit):
+            return pack(self._signatures.signed(message), self._run.rules, self._run.token)
+        if self._encoded is None or self._encoded[0] is not message:  # the same one goes to many peers
+            self._encoded = message, pack(self._signatures.signed(message), self._run.rules, self._run.token)
+        return self._encoded[1]
 
     async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:
         """Encode a slice's present tensors, when they can be sent: they may be newer than when they were asked for.

@@ -14,7 +14,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, commit_of, founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.node.headers import opened, pack, unpack
+from p2p_diloco.node.headers import expanded, opened, pack, unpack
 
 TOKEN, SLICES = b"t" * 16, 24
 RULES = Rules(run="r", fragments=(tuple(range(SLICES)), tuple(range(SLICES, 2 * SLICES))), min_peers=1)
@@ -79,7 +79,7 @@ class Run:
         body = opened(header, TOKEN)
         if payload is not None:
             assert body == len(payload)
-            body = memoryview(payload)
+            body = expanded(payload)
         assert not isinstance(body, int)
         return unpack(body, self.rules)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import zlib
 from dataclasses import replace
 from functools import cache
 from typing import get_args
@@ -19,7 +20,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.fields import check_place
 from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import OF_KIND, PROTOCOL, opened, pack, packed, unpack
+from p2p_diloco.node.headers import OF_KIND, PROTOCOL, expanded, opened, pack, packed, unpack
 from tests.node.headers_world import OF_LIFE, RULES, SEAL, SLICES, TOKEN, Run, hashed, names, ready
 
 
@@ -309,3 +310,16 @@ def test_the_token_of_another_run_is_refused() -> None:
     with pytest.raises(Refusal, match="wrong run token"):
         read(packed(wire.Nudge(3), wire.ANY_RUN), TOKEN)
     assert read(packed(wire.ListSlices("a"), b"x" * 16), TOKEN) == wire.ListSlices("a")
+
+
+def test_a_long_message_is_compressed_and_bounded() -> None:
+    """A commit of many peers takes less than its bytes. What is damaged, cut off or expands far beyond is refused."""
+    many = run(1000)
+    header, payload = pack(many.commit, many.rules, TOKEN)
+    assert payload is not None
+    assert opened(header, TOKEN) == len(payload) < 0.7 * len(expanded(payload))
+    assert unpack(expanded(payload), many.rules) == many.read(many.commit)
+    bomb = zlib.compress(bytes(10**6), 9)
+    for bad in (payload[1:], payload[:-1], bomb, b""):
+        with pytest.raises(Refusal, match=r"can't be read|cut off, or far longer"):
+            expanded(bad)
