@@ -74,13 +74,14 @@ class Board:
         was_stored = False
         while True:
             try:
-                taken = await self.store(dht, run_id, value())
-            except Exception:  # the next try may succeed
-                log.warning("a record (%s) can't be stored in the DHT; trying again", self.kind, exc_info=True)
-            else:
-                if taken and not was_stored:
-                    stored()
-                was_stored = was_stored or taken
+                taken, why = await self.store(dht, run_id, value()), None
+            except Exception as error:  # the next try may succeed
+                taken, why = False, error
+            if not taken:
+                log.warning("a record (%s) can't be stored in the DHT; trying again", self.kind, exc_info=why)
+            elif not was_stored:
+                was_stored = True
+                stored()
             await asyncio.sleep(every_s)
 
     async def fetch(self, dht: Records, run_id: str) -> dict[str, bytes]:

@@ -26,7 +26,9 @@ from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, Nod
 
 Buffer = bytes | bytearray | memoryview
 
-LENGTH = Annotated[int, msgspec.Meta(ge=1, le=2**28)]
+BYTES_MAX = 2**28
+"""The longest message, and the longest payload of one."""
+LENGTH = Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX)]
 
 KINDS = (*get_args(m.Message), *get_args(NodeMessage))
 """All messages; a message's tag is its place."""
@@ -98,7 +100,7 @@ def expanded(payload: Buffer) -> memoryview:
     """The bytes of a long message, for `unpack`. Raises Refusal if they are damaged, or far more than the payload's."""
     reader = zlib.decompressobj()
     try:
-        body = reader.decompress(payload, SHORTER_MAX * len(payload))
+        body = reader.decompress(payload, min(SHORTER_MAX * len(payload), BYTES_MAX))
     except zlib.error as error:
         raise Refusal(f"the message can't be read: {error}") from None
     if not reader.eof:
