@@ -110,6 +110,9 @@ class Story:
         if line is None or entry.time > line.time + AGAIN_S:
             line = self._about[kind, about] = Line(entry.time, kind, me, text, WEIGHTS.get(kind, 5))
             self.lines.append(line)
+        elif kind == "death" and me == about != line.peer:  # its last message was heard after another noticed its death
+            line.said = {line.peer: f"{line.peer} notices 0.00 s later"} | line.said
+            line.text, line.peer = text, me
         elif me != line.peer:
             verb = "notices " * (kind == "death")
             line.said.setdefault(me, f"{me} {verb}{entry.time - line.time:.2f} s later")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Send, Start, Wakeup
+from p2p_diloco.core.events import Accept, Note, Send, Start, Wakeup
 from p2p_diloco.core.messages import Ready
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.history import story
@@ -51,6 +51,17 @@ def test_a_takeover_is_told() -> None:
     for one in rounds[1:]:
         assert sum(hop.until - hop.since for hop in one.why) == pytest.approx(one.took, abs=1e-6)
         assert all(early.until == late.since for early, late in zip(one.why, one.why[1:], strict=False))
+
+
+def test_a_death_is_told_as_one_though_a_message_of_the_dead_is_heard_late() -> None:
+    """A notes B's death, then C reads what B had sent before. The line is of B, and both notice it."""
+
+    def notes(time: float, peer: str) -> Entry:
+        return Entry(time, peer, Wakeup(), (Note("died", "B can't be reached any more"),))
+
+    entries = [notes(20.75, "A"), Entry(20.76, "B", DIED), notes(20.84, "C")]
+    (line,) = Story(entries, 1).text(str, 100)
+    assert line.split(maxsplit=1)[1] == f"B {DIED}; A notices 0.00 s later, C notices 0.09 s later"
 
 
 def test_a_fork_is_told_with_its_cause() -> None:
