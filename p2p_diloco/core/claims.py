@@ -160,7 +160,7 @@ def announce(log: FragmentLog) -> list[Effect]:
     peer that reaches the version later does not know of it. One that has yielded says so instead: others may still
     hold to it."""
     if log.round.led and not log.leads:
-        word = Vote(log.fragment, log.held.version, log.round.term, log.round.holder, number=log.turns)
+        word = Vote(log.fragment, log.held.version, log.round.term, log.round.holder, turn=log.turns)
         return [Send(peer, word) for peer in log.roster.holders() if peer != log.round.holder]
     if not log.leads or not log.round.term:
         return []
@@ -174,11 +174,11 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
     if _is_old(log, sender, message):
         return []
     if sender == round.holder and message.term == round.term:
-        round.since = message.number
+        round.since = message.turn
         return [vote(log, sender)]
     if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
         return [vote(log, sender)]
-    round.refused[sender] = message.term, message.number
+    round.refused[sender] = message.term, message.turn
     given = promise(log, now)
     if given or log.leads:
         return given or [vote(log, sender)]
@@ -229,7 +229,7 @@ def voted(log: FragmentLog, sender: str, message: Vote) -> None:
             round.promised.add(sender)
             round.votes[sender] = message
     else:
-        if sender == round.holder != message.holder and message.number > round.since:
+        if sender == round.holder != message.holder and message.turn > round.since:
             round.passed.add(sender)  # it held the term, and now holds to another peer
         if message.holder != log.me:
             _remember(log, message)
@@ -238,8 +238,8 @@ def voted(log: FragmentLog, sender: str, message: Vote) -> None:
 def _is_old(log: FragmentLog, sender: str, message: Claim | Vote) -> bool:
     """Whether a newer claim or vote of the sender has been heard in this round. Else remember this one's number."""
     newest = log.round.heard.get(sender, 0)
-    log.round.heard[sender] = max(newest, message.number)
-    return message.number < newest
+    log.round.heard[sender] = max(newest, message.turn)
+    return message.turn < newest
 
 
 def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:

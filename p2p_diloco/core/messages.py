@@ -228,18 +228,18 @@ class Want:
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The sender claims the right to write the commit on ``base``. It is repeated while the sender holds the term.
-    ``number``: a later claim or vote of this process has no lower one."""
+    ``turn``: a later claim or vote of this process has no lower one."""
 
     fragment: int
     base: Version
     term: int
-    number: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
     """Whom the sender takes for the holder of the term: if that is the receiver, this is a promise. ``served``: the
-    greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows. ``number``:
+    greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows. ``turn``:
     as in a Claim."""
 
     fragment: int
@@ -248,7 +248,7 @@ class Vote:
     holder: str
     served: Close | None = None
     commit: Commit | None = None
-    number: int = 0
+    turn: int = 0
 
 
 # -- asynchronous mode

@@ -22,7 +22,7 @@ UNNAMED = {"to", "sender", "peer", "message", "summary", "commit", "kind", "text
 LEFT_OUT = {
     "hash", "hashes", "root", "key", "seal", "payload", "payloads", "digest", "digests", "slices", "means", "mean",
     "owners", "owner", "links", "link", "reachable", "grant", "uses", "samples", "oldest", "incarnation", "buffered",
-    "peers", "attempt", "outcome",
+    "peers", "attempt", "outcome", "turn",
 }  # fmt: skip
 """Fields that are not told."""
 

@@ -9,7 +9,6 @@ compared.
 
 from __future__ import annotations
 
-import gzip
 import logging
 import re
 import zlib
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LINE_BYTES_MAX = 2**24
 """The longest line."""
+CHUNK, GZIP = 1024, 31
+"""Bytes that are read at a time; zlib's name for the form of gzip."""
 EXPANSION_MAX = 100
 """A real history is 3 to 30 times as long as its file; a made one can be a thousand times as long."""
 ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
@@ -100,11 +101,19 @@ def _heads(paths: Sequence[Path]) -> Iterator[tuple[Path, Head]]:
 def _records(path: Path) -> Iterator[Head | Fed]:
     """The records of a file, up to its end or to the first damage, which is raised as one of UNREADABLE."""
     most = LINE_BYTES_MAX // 16 + EXPANSION_MAX * path.stat().st_size
-    with gzip.open(path) as file:
-        while line := file.readline(LINE_BYTES_MAX):
-            if file.tell() > most:
+    stream, rest, read = zlib.decompressobj(GZIP), b"", 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):  # in short pieces: of one with damage nothing is read
+            content = stream.decompress(chunk)
+            read += len(content)
+            if read > most:
                 raise ValueError(f"its content is more than {EXPANSION_MAX} times as long as the file")
-            yield read_line(line)
+            *lines, rest = (rest + content).split(b"\n") if b"\n" in content else [rest + content]
+            yield from map(read_line, lines)
+            if len(rest) > LINE_BYTES_MAX:
+                raise ValueError(f"it has a line of more than {LINE_BYTES_MAX} bytes")
+    if read and not stream.eof:  # one without content is no history
+        raise EOFError
 
 
 def _add(life: Life, path: Path) -> None:

@@ -226,9 +226,9 @@ def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     log.round.passed.add(first)
     world.handle(second, e.Received(first, Claim(0, version, 3, number)))
     assert (log.round.term, log.round.holder) == (3, first)
-    world.handle(second, e.Received(first, Vote(0, version, 1, second, number=number - 1)))
+    world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number - 1)))
     assert (log.round.term, log.round.holder) == (3, first)
-    world.handle(second, e.Received(first, Vote(0, version, 1, second, number=number + 1)))
+    world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number + 1)))
     assert (log.round.term, log.round.holder) == (4, second)
 
 
@@ -240,10 +240,10 @@ def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
     log = world.peers[second].replica.logs[0]
     log.round.passed.add(first)  # else nobody promises A's claim
     claims.yields(log, 3, first)
-    claims.voted(log, first, Vote(0, log.held.version, 1, third, number=100))
+    claims.voted(log, first, Vote(0, log.held.version, 1, third, turn=100))
     assert first not in log.round.passed
     claims.claimed(log, first, Claim(0, log.held.version, 3, 101), world.now)
-    claims.voted(log, first, Vote(0, log.held.version, 1, third, number=102))
+    claims.voted(log, first, Vote(0, log.held.version, 1, third, turn=102))
     assert first in log.round.passed
 
 
@@ -254,11 +254,11 @@ def test_a_promise_that_was_overtaken_is_none() -> None:
     first, second, third = world.peers["A"].state().plan.succession
     log = world.peers[second].replica.logs[0]
     log.round.term, log.round.holder, log.round.promised = 1, second, set()
-    claims.voted(log, third, Vote(0, log.held.version, 3, first, number=8))
+    claims.voted(log, third, Vote(0, log.held.version, 3, first, turn=8))
     log.round.term, log.round.holder, log.round.promised = 1, second, set()
-    claims.voted(log, third, Vote(0, log.held.version, 1, second, number=7))
+    claims.voted(log, third, Vote(0, log.held.version, 1, second, turn=7))
     assert log.round.promised == set()
-    claims.voted(log, third, Vote(0, log.held.version, 1, second, number=8))
+    claims.voted(log, third, Vote(0, log.held.version, 1, second, turn=8))
     assert log.round.promised == {third}
 
 

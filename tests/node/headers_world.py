@@ -95,7 +95,7 @@ class Run:
             3.5, False, (101, -1), ((0, (peer, other)),), (chains, chains),
         )  # fmt: skip
         uses = (Use(data, ((0, 500), (700, 1100)), 4000),)
-        vote = m.Vote(0, base, 0, peer, number=7)
+        vote = m.Vote(0, base, 0, peer, turn=7)
         tables = (Table(data, 900, (Lease(peer, 9, 0, 300, 90),), (Lease(other, 9, 500, 600, 80),)),)
         asked = replace(self.state, tables=tables, revision=revision)
         return [

@@ -165,7 +165,7 @@ class Hostile:
             case Close(choice=Choice()) if self.owns:
                 self._serves(message)
             case Claim(fragment, base, term) if self.votes:
-                self.tell(sender, Vote(fragment, base, term, sender.name, number=message.number))
+                self.tell(sender, Vote(fragment, base, term, sender.name, turn=message.turn))
             case Want(fragment, base, What.SLICES, numbers) if self.rng.random() < 0.5:
                 self._sends_slices(sender, fragment, base, numbers)
             case Ask(None) if self.tells:

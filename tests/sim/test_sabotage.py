@@ -589,13 +589,13 @@ IN_STORIES = [
     ),
     in_story(
         claims.claimed,
-        "round.since = message.number",
+        "round.since = message.turn",
         "pass",
         findings.test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing,
     ),
     in_story(
         claims._is_old,
-        "return message.number < newest",
+        "return message.turn < newest",
         "return False",
         findings.test_a_promise_that_was_overtaken_is_none,
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.stories import FOLDER, STORIES
 
-LINES_MAX, WIDTH_MAX = 40, 130
+LINES_MAX, WIDTH_MAX = 40, 120
 SHOWN = {
     "join": "Start()",
     "commit": "Average(base=6/7650, number=1",
