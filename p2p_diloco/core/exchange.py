@@ -248,7 +248,8 @@ class Exchange:
         if ok:
             self.handed[number] = to
             log = self.logs[message.fragment]
-            if number < 0 and (self.rules.asynchronous or log.version == message.base):
+            waits = self.flying if self.rules.asynchronous else log.version == message.base  # for the answer
+            if number < 0 and waits:
                 before, since = log.round.handed
                 log.round.handed = to, since if before == to else now
 

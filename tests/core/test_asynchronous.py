@@ -114,6 +114,18 @@ def loaded(world: World) -> tuple[e.Loaded, ...]:
     return load.fragments
 
 
+def test_an_answered_submitter_waits_for_nobody() -> None:
+    """B learns that its submission has arrived only after A's answer to it. Then it trains for half a minute, and
+    nobody commits anything: no reason to go on without A."""
+    world = World("AB", rules(mode="async"))
+    world.peers["A"].trains_s, world.peers["B"].trains_s = 900.0, 30.0
+    world.confirms_after_s = 0.5
+    world.run(150)
+    assert world.peers["B"].epoch >= 3, world.tell()
+    assert world.peers["B"].notes("passed") == []
+    world.check()
+
+
 def test_an_answered_submitter_asks_for_nothing() -> None:
     """In a calm run each submitter gets the commits since its base with their means, so its exchange takes as long as
     the messages do."""

@@ -116,6 +116,7 @@ class World:
         self.delivered: list[tuple[float, str, str, Message]] = []
         self.versions: dict[tuple[int, str], list[Steps]] = {}
         self.trains_s = trains_s
+        self.confirms_after_s = 0.0  # how much later than a message its sender learns that it has arrived
         for name in names:
             self.start(name, found=found and name == names[0])
         for name in names:
@@ -295,7 +296,9 @@ class World:
             self.later(peer, 0.01, e.SendFailed(to, message, gone=True))
             return
         self.delivered.append((self.now, peer.name, to, message))
-        if self.peers.get(peer.name) is peer:
+        if self.confirms_after_s:
+            self.later(peer, self.confirms_after_s, e.Delivered(to, message))
+        elif self.peers.get(peer.name) is peer:
             self.handle(peer.name, e.Delivered(to, message))
         self.handle(to, e.Received(peer.name, message))
 

@@ -40,6 +40,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.training import Training
+from tests.core import test_asynchronous as asynchronous
 from tests.core import test_findings as findings
 from tests.core import test_found_by_a_member as by_a_member
 from tests.core import test_found_by_worlds as by_worlds
@@ -250,6 +251,12 @@ IN_WORLDS = [
 ]
 IN_STORIES = [
     # where the rule is broken, old text, new text, the story that shows it
+    in_story(
+        Exchange.delivered,
+        "self.flying if self.rules.asynchronous",
+        "True if self.rules.asynchronous",
+        asynchronous.test_an_answered_submitter_waits_for_nobody,
+    ),
     in_story(
         applying.is_owned,
         "return any(",
