@@ -103,6 +103,8 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> 
         wrong, mend = "names no key to sign with", "give the identity file that the run's founder was started with"
         if invitation is not None:
             mend += f", or do this in the founder's folder, which has the run's key {invitation.run_id}.key"
+        else:
+            mend += " (an open run that was founded without one can't be changed: end its peers one by one)"
         raise UsageError(wrong, key=flag("identity_path"), mend=mend)
     check_initial_peers(peer.initial_peers)
 
