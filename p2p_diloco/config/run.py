@@ -128,7 +128,7 @@ class RunConfig(Settings):
     longer mean is shortened to it. 0: no limit."""
     audit_rate: float = Field(default=0.03, ge=0, le=1)
     """The share of means that some peer computes again from the contributions, to find a peer that computes wrong ones;
-    more in fragments of fewer than 24 slices. 0: no mean is audited."""
+    more if a fragment has fewer than 24 slices. 0: no mean is audited."""
     buffers: Literal["average", "local"] = "average"
     """What becomes of the model's buffers, such as BatchNorm's running statistics. average: each commit averages them,
     and takes the greatest of integer ones; local: each peer keeps its own."""

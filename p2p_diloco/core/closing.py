@@ -1,10 +1,11 @@
 """Whom a synchronous round waits for, how long, and when it may close.
 
 Law: questions about one fragment's log; only `missed`, `shows` and `open_round` record something. A round waits until
-its deadline for a worker known to hold the base, and only a grace for another one, for one that missed two of its last
-eight rounds, or for one that is behind because others of its grant did. One that missed all eight (if it is behind,
-two) is waited for in every fourth round alone: else it could double each round for good. A newcomer, which came in the
-middle of the round, is not waited for, but counts in the quorum.
+its deadline for a worker known to hold the base, and only a usual round for one that missed two of its last eight
+rounds, or that is behind because others of its grant did; for one that may still be fetching the base a usual round
+too, doubled with each miss. One that missed all eight (if it is behind, two) is waited for in every fourth round alone:
+else it could double each round for good. A newcomer, which came in the middle of the round, is not waited for, but
+counts in the quorum.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .fragment import FragmentLog
 from .messages import Choice, Summary
 
 ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
-"""A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only a grace. That of one which may still
-be fetching a state doubles with each miss, DOUBLINGS_MAX times at most."""
+"""A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only as long as a usual round takes. For
+one that may still be fetching a state this doubles with each miss, DOUBLINGS_MAX times at most."""
 TRIED_EVERY = 4
 """Every TRIED_EVERY-th round waits for a peer that missed all of them, as long as a usual round takes: it may be back.
 """

@@ -1,7 +1,7 @@
 """Which peer should lead which fragment in asynchronous mode, and which ones hold it with that one: balanced rendezvous
 hashing.
 
-Law: pure functions. They propose the next plan to the author of a commit, and the commit decides. An aggregator stays
+Law: pure functions. They propose the next plan to the author of a commit, and the commit decides. A leader stays
 while it lives and no other peer is elected. An elected peer is made a successor first, so that it holds the state when
 it takes over. A private peer is elected, or made a successor, only where there are too few reachable ones.
 """
@@ -43,7 +43,7 @@ def elected(
     run: str, fragments: tuple[int, ...], reachable: Sequence[str], private: Sequence[str] = ()
 ) -> Mapping[int, tuple[str, ...]]:
     """Return, for each fragment, the peers that should hold it, whatever its epoch: ``reachable`` peers first. The
-    first one aggregates. All peers have equal parts: with measured links, each new measurement would move whole
+    first one leads. All peers have equal parts: with measured links, each new measurement would move whole
     fragments."""
     first, then = (assign(run, fragments, tuple(members)) for members in (reachable, private))
     return {fragment: (*first[fragment], *then[fragment]) for fragment in fragments}
@@ -67,7 +67,7 @@ def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float)
 def succession(
     me: str, line: Sequence[str], order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
 ) -> tuple[str, ...]:
-    """Return the succession that the next commit should name. First comes the aggregator: ``me``, unless the fragment
+    """Return the succession that the next commit should name. First comes the leader: ``me``, unless the fragment
     is handed over. Then come the present successors that are in ``able``, then other peers in the order of the election
     (``order``). ``room``: how many successors there should be."""
     others, first = without(line, me), order[0]

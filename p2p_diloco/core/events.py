@@ -1,8 +1,8 @@
 """Events that a replica takes, and effects that it returns. Frozen data, no behaviour.
 
 The node carries out all effects of an event, in order, before it feeds the next event.
-Average, Apply, Fill and Roll start tensor work; a later event reports its result, and only Accept
-makes it the present state.
+Average, Apply, Fill and Roll start tensor work; a later event reports its result. Apply changes the
+present tensors in place; what Fill and Roll make is staged until an Accept puts it in their place.
 """
 
 from __future__ import annotations
@@ -318,9 +318,9 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Compute the outer step of a commit from its means, one for each slice (none: tensors stay), and keep the result
-    aside. ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the
-    base's plan has. The answer is Applied."""
+    """Take the outer step of a commit from its means, one for each slice (none: tensors stay), in place.
+    ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the base's plan has.
+    The answer is Applied."""
 
     commit: Commit
     means: tuple[Mean, ...]
@@ -350,8 +350,9 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these the present states, all at once, each given as (fragment, version). ``staged``: the slices come from
-    staging, else from the step that was computed. ``numbers``: only these slices are replaced; None: all."""
+    """These are the present states from now on, all at once, each given as (fragment, version). ``staged``: put the
+    staged slices in place; else Apply has changed the tensors already. ``numbers``: only these slices are replaced;
+    None: all."""
 
     proposals: tuple[tuple[int, Version], ...]
     numbers: tuple[int, ...] | None = None

@@ -1,4 +1,5 @@
-"""Which positions of a data set are used, leased, freed or not given to any peer yet: a table in the ledger's state.
+"""Which positions of a data set are used, leased, freed or not given to any peer yet: a table in the first fragment's
+state.
 
 Law: pure functions. A table changes only by `after`, with each commit of the first fragment. All replicas compute the
 same change from the commit. In every table the positions below ``next`` are the disjoint union of the used, the leased
@@ -52,7 +53,7 @@ class DataSet:
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A range that one life of a peer may use, or could use until it was freed. ``life``: the random bits of its
-    incarnation. ``since``: the epoch of the ledger at which the range was granted, last renewed, or freed."""
+    incarnation. ``since``: the epoch of the first fragment at which the range was granted, last renewed, or freed."""
 
     peer: str
     life: int
@@ -80,8 +81,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A part of a contribution to the ledger: the positions whose samples the pseudo-gradient contains, and how many
-    positions its author wants to hold."""
+    """A part of a contribution to the first fragment: the positions whose samples the pseudo-gradient contains, and how
+    many positions its author wants to hold."""
 
     data: DataSet
     used: Spans
@@ -321,9 +322,10 @@ def _tidy(entries: Iterable[Lease]) -> tuple[Lease, ...]:
 @dataclass(slots=True)
 class DataUse:
     """One trainer's positions of one data set. ``pending``: exactly those whose samples are in its local progress of
-    the ledger and not in the version that it merged last, so a merge does with them what it does with the progress.
-    ``sent``: those in its last contribution. ``wants``: how many positions it wants to hold. What it may train on next
-    is computed, so a position that leaves the progress without being counted is in the stock again at once."""
+    the first fragment and not in the version that it merged last, so a merge does with them what it does with the
+    progress. ``sent``: those in its last contribution. ``wants``: how many positions it wants to hold. What it may
+    train on next is computed, so a position that leaves the progress without being counted is in the stock again at
+    once."""
 
     data: DataSet
     me: str
@@ -337,7 +339,7 @@ class DataUse:
         self.pending = union(self.pending, spans)
 
     def send(self) -> Use:
-        """Return the `Use` for a contribution to the ledger, and record that this contribution is sent now."""
+        """Return the `Use` for a contribution to the first fragment, and record that it is sent now."""
         self.sent = self.pending
         return Use(self.data, self.pending, self.wants)
 
@@ -350,7 +352,7 @@ class DataUse:
         self.pending = self.sent
 
     def drop(self) -> None:
-        """Record that all progress of the ledger is dropped."""
+        """Record that all progress of the first fragment is dropped."""
         self.pending = self.sent = ()
 
     def conflicts(self, tables: Tables) -> bool:

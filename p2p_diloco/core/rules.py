@@ -1,4 +1,5 @@
-"""The rules of a run as far as the core needs them, and all timeouts, derived from a few settings."""
+"""The rules of a run as far as the core needs them, and all timeouts that follow from its settings alone. Those that
+follow from measured rounds, such as the grace, are in `fragment`."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class Rules:
             samples is not None and model.samples >= samples * len(self.fragments)
         )
 
-    # -- timeouts: every wait of the protocol is one of these
+    # -- timeouts: every wait of the protocol is one of these, or bounded by them (`FragmentLog.grace` and others)
 
     @property
     def probe_every(self) -> float:
@@ -100,9 +101,9 @@ class Rules:
 
     @property
     def settle(self) -> float:
-        """How long another peer's model may be ahead of this peer's before this peer fetches from it. Usually the
-        missing commit is on its way. Also: if a holder's refusal names another peer, it is believed once the holder has
-        not repeated its claim for this long."""
+        """How long another peer's model may be ahead of this peer's before this peer asks for it. Usually the missing
+        commit is on its way. Also: the least grace and the least usual round, and how long an answer may take before
+        something is asked for again."""
         return 2 * self.heartbeat_interval
 
     @property
@@ -129,20 +130,20 @@ class Rules:
 
     @property
     def commits_within(self) -> float:
-        """How long a peer waits at most for the commit of a live leader that has its contribution."""
+        """The longest deadline that a peer can cost the others. No wait ends by it: `behind_for` is a multiple of
+        it."""
         return self.confirms_within + self.heartbeat_timeout
 
     @property
     def confirms_within(self) -> float:
-        """How long a proposed commit waits for a live peer to hold it. Then that peer is passed over. This is less than
-        ``commits_within``: otherwise the contributors would pass over the leader that waits."""
+        """The longest time that an asynchronous commit waits for a live peer to hold it. Then that peer is passed
+        over."""
         return self.round_timeout + 2 * self.heartbeat_timeout
 
     @property
     def promises_within(self) -> float:
-        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without this
-        promise. This is less than ``commits_within``: otherwise the contributors would pass over the peer that
-        waits."""
+        """In asynchronous mode: how long a peer that has claimed a term waits for the promise of a live peer, and at
+        least how long the others wait for a leader. Then they go on without this peer."""
         return min(4 * self.heartbeat_timeout, self.confirms_within)
 
     @property

@@ -24,7 +24,7 @@ FAST = float(2**27)
 """Bytes a second (a gigabit) above which links count as equal: above it the machines' other work sets the speed."""
 CLEARLY = 1.25
 """The announced bandwidth changes only when the measured one differs by this factor, so that the choice of
-aggregators doesn't follow each fluctuation."""
+owners doesn't follow each fluctuation."""
 
 
 @dataclass(slots=True)

@@ -280,7 +280,7 @@ class Participation:
 
     async def _measure(self) -> None:
         """Until cancelled, tell the replica each change of this peer's bandwidth, and of whether other peers can dial
-        it. All peers use these two values to choose aggregators."""
+        it. All peers use these two values to choose leaders and owners."""
         while True:
             if (reachable := not self._transport.reach.private) != self._replica.roster.mine.eligible:
                 self._events.post(Reachable(reachable))

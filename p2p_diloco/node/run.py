@@ -159,8 +159,8 @@ def layout_of(config: RunConfig, specs: Sequence[ParamSpec], buffers: Sequence[P
 
 def reply_codec_of(config: RunConfig) -> str:
     """The codec in which means are sent: `reply_codec` if it is set. If not, it is the codec of contributions, or bf16
-    if that codec has error feedback: the next round may have another aggregator, which doesn't know the rounding
-    errors of this round's mean."""
+    if that codec has error feedback: the slice may have another owner in the next round, which doesn't know the
+    rounding errors of this round's mean."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 

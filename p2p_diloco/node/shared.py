@@ -188,7 +188,7 @@ class SharedMemory(Header):
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
         """What was last sent, [numel] fp32: the pseudo-gradient, for which see `delta_in`, then the buffers' values."""
         self.base = self._vector(_HEADER_BYTES + 8 * numel)
-        """The θ that the trainer loaded last, for the slices that `bases.Bases` has copied, [numel] fp32."""
+        """The θ that the trainer loaded last, for the slices that `slice_work.Bases` has copied, [numel] fp32."""
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
         """The pseudo-gradient, [numel] of a dtype that both sides know. With a shorter dtype a part of the vector's

@@ -88,13 +88,13 @@ class Submissions:
     refused: Count
     """Submissions that were not counted: too stale, or made on a lineage that lost."""
     staleness: tuple[Count, ...]
-    """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
+    """The number of counted submissions in each bin of `node.ledger.STALENESS_FROM`, by epochs behind; empty bins at
     the end are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """How many submissions are in the Delayed Nesterov buffers of the fragments that a peer aggregates."""
+    """How many submissions are in the Delayed Nesterov buffers of the fragments that a peer leads."""
 
     least: Count
     most: Count
@@ -259,14 +259,14 @@ class PeerStatus:
     aggregates_count: Count = 0
     """The number of slices that the peer aggregates now."""
     round: RoundProgress | None = None
-    """The progress of a round that the peer aggregates."""
+    """The progress of a round that the peer leads."""
     sync_every: Count | None = None
     """Inner steps between two of the peer's exchanges of the whole model; with dylu or pace="time" the peer's own
     latest number."""
     submissions: Submissions | None = None
     """None in synchronous mode."""
     buffered: Buffered | None = None
-    """None without Delayed Nesterov, and for a peer that aggregates nothing."""
+    """None without Delayed Nesterov, and for a peer that leads no fragment."""
     data: tuple[DataProgress, ...] = ()
     """The data sets that the run's peers share, by the newest state that the peer holds."""
     addresses: tuple[str, ...] = ()

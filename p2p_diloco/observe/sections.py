@@ -155,7 +155,7 @@ def _whole(data: DataProgress) -> str:
 
 
 def _buffered(peer: PeerStatus) -> str:
-    """How many submissions are in the Delayed Nesterov buffers of the fragments that the peer aggregates: the least
+    """How many submissions are in the Delayed Nesterov buffers of the fragments that the peer leads: the least
     and the most."""
     if (found := peer.buffered) is None:
         return UNKNOWN

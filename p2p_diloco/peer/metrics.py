@@ -50,11 +50,11 @@ class Metrics:
     codec_time_s: float = _total(0.0)
     """Encoding values for the wire, and checking received ones."""
     group_time_s: float = _total(0.0)
-    """Waiting for the averaging group, which is all waiting time that is in no other part."""
+    """Waiting for the other peers: all waiting time that is in no other part."""
     transfer_time_s: float = _total(0.0)
     """Sending payloads until they are accepted, and receiving them."""
     outer_step_time_s: float = _total(0.0)
-    """Computing means, outer steps and digests."""
+    """Computing means and outer steps."""
     merge_time_s: float = _total(0.0)
     """Merging newer global values into the model."""
     paused_time_s: float = _total(0.0)

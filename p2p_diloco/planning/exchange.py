@@ -2,18 +2,17 @@
 
 Law: formulas over the figures of docs/performance.md. docs/planning.md says how well they fit.
 
-K peers exchange a fragment of n parameters in S slices. A contribution to all of it has P bytes in `codec`, all commits
-have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and aggregates the share s_i,
-as `fragments.plan` divides it, in whole slices. Each slice's aggregator gets K − 1 contributions and sends as
-many commits, so peer i
+K peers exchange a fragment of n parameters in S slices. A contribution to all of it has P bytes in `codec`, all means
+have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and owns the share s_i, as
+`core.plan` divides it, in whole slices. Each slice's owner gets K − 1 contributions and sends as many means, so peer i
     sends     (1 − s_i) P + (K − 1) s_i R,       receives  (1 − s_i) R + (K − 1) s_i P
 and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The means are there when the last of
 these has happened for every peer, with r_i the round trip time to the most distant other peer:
     its link is done         busy_i · u + r_i / 2
-    its last mean comes      (1 − s_i) P / b_i · u + r_i + the last slice of each other aggregator, received at b_i
+    its last mean comes      (1 − s_i) P / b_i · u + r_i + the last slice of each other owner, received at b_i
     its node is done         NODE_S bytes sent + encoding + r_i / 2
 Means of early slices travel while later contributions do, so half of the round trip is hidden, unless a peer
-aggregates nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
+owns nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
 for the slowest of them. `net.pacing` evens them out once it has measured the link, which takes some seconds.
 
 r_i, for what the leader says (which contributions count, and the commit), SLICE_S for each slice, STEP_S for each

@@ -6,7 +6,7 @@ because the next Δ includes this one. So at any time
 
     decoded and counted + r + uncounted progress = all progress − dropped progress
 
-on every aggregator. If the lineage that counted the contribution loses to one that did not, Δ is dropped, and the
+at every owner. If the lineage that counted the contribution loses to one that did not, Δ is dropped, and the
 change of r is undone: the residual without the last contribution is kept, so that this is exact. If a contribution is
 dropped before any state counts it, or so, its Δ − q is kept: a lineage that counts it may still win, and then Δ and r
 were both delivered.
