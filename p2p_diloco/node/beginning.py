@@ -184,8 +184,8 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait, for at most `wait_s`, until at least as many peers are live as were in `group` (the last round's averaging
-    group), and no live peer lacks a state or holds a higher one than this peer. If the run is going on without this
+    """Wait, for at most `wait_s`, until at least as many peers are live as were in `group` (whom the last commits
+    count), and no live peer lacks a state or holds a higher one than this peer. If the run is going on without this
     peer, return at once, unless a live peer's state is of a newer generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
@@ -223,9 +223,9 @@ def _missing(replica: Replica, group: Collection[str]) -> str:
 async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait, for at most `wait_s`, while the other peers fetch the last state from this peer. The wait ends earlier if
-    no live peer lacks the state, and at least len(group) - 1 other peers have it or have left; `group` is the averaging
-    group of the last round."""
+    """Wait, for at most `wait_s`, while the other peers fetch the last state from this peer. The wait ends earlier
+    if no live peer lacks the state, and at least len(group) - 1 other peers have it or have left; `group`: whom the
+    last commits count."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + wait_s
     while clock() < give_up_at:

@@ -23,7 +23,7 @@ CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
 
 OF_EXCHANGE = (OUTER_STEP, CODEC, TRANSFER, GROUP)
 """The parts into which the node divides an exchange's time, in the ledger's order. All time that belongs to no other
-part counts as waiting for the averaging group."""
+part counts as waiting for the other peers."""
 OF_TRAINING = (PSEUDO_GRADIENT, *OF_EXCHANGE, MERGE, PAUSED, INNER)
 """The parts of a trainer's time."""
 

@@ -161,7 +161,7 @@ class Times:
 
     @property
     def group_s(self) -> float:
-        """Seconds for which training has waited for its averaging group, so far."""
+        """Seconds for which training has waited for other peers, so far."""
         return self._ledger.stood[GROUP]
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
