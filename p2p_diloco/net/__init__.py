@@ -10,6 +10,9 @@ imports Hivemind.
     direct, listener, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back     whether other peers can dial this peer
+    own_addresses, reasons     where this machine can be dialled; why a peer isn't reached, in words
+    bandwidth, shares     the measured link; how many payloads are received at a time
     dht, daemon, probing, records, signing, private_files, hivemind_library     libp2p and the DHT
+    dht_requests, stale_sockets     what strangers may ask of the DHT; sockets that killed daemons have left
     certificates, membership, hello, invitation, invitation_used, invited     private runs
 """

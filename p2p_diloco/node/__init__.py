@@ -23,6 +23,11 @@ process owns the model. The two share one piece of memory (`shared`, which has t
     trainer        the trainer's requests and their answers; `ledger` keeps its counters
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
+    history        the events and effects of this peer's core, on disk
+    metrics, otlp  the status for Prometheus and OpenTelemetry
+    alike          warns of two peers that contribute the same
+    observing      what an observer does instead: it reads states; `exporting` writes them as a model
+    data_node      a process that serves files to peers
     board          records of a run in the DHT: its settings, and changed ones (`run_record`), its end (`ending`),
                    statuses (`records`), losses (`curves`), data nodes (`fetching`), revoked invitations
                    and that it is private (`privacy`)

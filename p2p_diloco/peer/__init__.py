@@ -1,7 +1,8 @@
 """The API for training code: `Peer`, and the trainer's side of a peer.
 
-Law: only this package changes the model's parameters, in the training thread, inside the optimizer's hook; the node, in
-a process of its own, does everything that concerns other peers.
+Law: only this package changes the model's parameters, and `integrations.taking_part`, which shows the global ones for
+an evaluation; in the training thread, inside `optimizer.step()` or a call of `Peer`. The node, in a process of its own,
+does everything that concerns other peers.
 
     peer         the public API
     session      starts all parts of a peer in its run, in order; what an observer has read
@@ -11,7 +12,8 @@ a process of its own, does everything that concerns other peers.
     rhythm       when the next exchange is due
     progress     what became of the local progress: what was sent, counted and dropped
     metrics      all counters, and sums of time by part
-    local        the model's parameters beside the global ones: load, carry, pseudo-gradient
+    local        the model's parameters beside the global ones: load, carry, pseudo-gradient; `local_buffers` does
+                 the same for its buffers
     extents      which part of each parameter this process holds
     devices      what differs on a GPU, and copies of values from a device to the host and back
     ranks        detects which processes are one peer, and connects them

@@ -4,7 +4,7 @@ Law: pure arithmetic on numbers that the user gives; no I/O, no clock and no tor
 measurements.
 
     exchange    the time and bytes of this package's exchange
-    memory      the host memory that a peer needs
-    forecast    a run's utilisation, hours and bytes, beside data-parallel training and one peer alone
+    forecast    a run's utilisation, hours and bytes, beside data-parallel training and one peer alone; the host
+                memory that a peer needs
     advice      the H, fragments, codec and pace for a wanted utilisation, and warnings about the settings
 """

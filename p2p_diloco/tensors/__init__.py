@@ -11,7 +11,7 @@ passed as plain integers, strings and bytes.
     mean, limits        weighted mean of the contributions to a slice; what a contribution or a mean can do to it
     outer, delayed      outer optimizer and Delayed Nesterov, one slice at a time
     outer_state         outer state of all slices of a replica, whose steps are made in place; digests
-    checkpoint, writing the outer state, and nested state dicts, on disk
+    checkpoint          the outer state, and nested state dicts, on disk
     card, export        what a saved model has besides its parameters; a model that other programs load
 
 Give torch one thread (OMP_NUM_THREADS=1) in a process beside a trainer: on busy cores, waiting threads cost more than
