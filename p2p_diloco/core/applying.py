@@ -1,7 +1,7 @@
 """How a commit becomes the next state: whose commit is accepted, what is done while means are missing, and the step.
 
-Law: functions on one fragment's log. A commit is accepted if its author is the promised holder, whoever passes it on;
-if the promised holder sends it; if its author's claim would be promised now; or if most live holders tell its version.
+Law: functions on one fragment's log. A commit is accepted if its author is the promised leader, whoever passes it on;
+if the promised leader sends it; if its author's claim would be promised now; or if most live holders tell its version.
 A mean is used only if it has the hash that the commit names, and its owner's signature.
 """
 
@@ -21,10 +21,10 @@ KEPT_ASYNC = 4
 
 def accepts(log: FragmentLog, sender: str, commit: Commit, now: float) -> bool:
     """Whether a commit on the present version may be applied here, judging by who made it and who sends it."""
-    holder = log.round.holder
-    if commit.version.digest in log.believed or sender == holder:
+    leader = log.round.leader
+    if commit.version.digest in log.believed or sender == leader:
         return True
-    if (commit.term, commit.leader) == (log.round.term, holder):
+    if (commit.term, commit.leader) == (log.round.term, leader):
         return True
     if log.leads:  # of one base nobody makes two commits: a told one is completed
         return log.round.term > 0
@@ -43,8 +43,8 @@ def committed(log: FragmentLog, sender: str, commit: Commit, now: float) -> list
         return [Complaint(sender, f"a commit of fragment {log.fragment} is refused: {why}")]
     if not accepts(log, sender, commit, now):
         round.commits[commit.leader] = commit
-        if claims.able(log, round.holder) and round.holder != log.me:
-            return [Send(round.holder, Want(log.fragment, log.held.version, What.COMMIT))]
+        if claims.able(log, round.leader) and round.leader != log.me:
+            return [Send(round.leader, Want(log.fragment, log.held.version, What.COMMIT))]
         return []
     if known is not None and (known.term, known.leader) > (commit.term, commit.leader):
         return []
@@ -189,7 +189,7 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
         return _anew(log, now)
     if not completes and log.gains(now):
         return []
-    sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.holder, *log.roster.holders()]
+    sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.leader, *log.roster.holders()]
     sources = [p for p in dict.fromkeys(sources) if p != log.me and log.roster.live(p)]
     if not sources:
         return []

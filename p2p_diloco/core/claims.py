@@ -1,7 +1,7 @@
 """Who may write the commit on a version: terms, claims and votes.
 
 Law: functions on one fragment's log. Everybody has promised term 0 to the plan's leader. No promise is given while the
-promised holder is able in the promiser's own view. A vote tells the choice for which its sender has begun a mean, and
+promised leader is able in the promiser's own view. A vote tells the choice for which its sender has begun a mean, and
 the commit that it knows: whoever wins completes that one. So of one base nobody makes two commits. Claims and votes are
 numbered, because messages overtake each other: an older one than was heard before says nothing.
 """
@@ -60,22 +60,22 @@ def rank(log: FragmentLog, term: int, peer: str) -> tuple[bool, int, str]:
 
 def present(log: FragmentLog) -> tuple[bool, int, str]:
     """Return the rank of the greatest promised claim. While no candidate is able, it is that of any peer."""
-    candidate, term, holder = rank(log, log.round.term, log.round.holder)
-    return candidate and any(able(log, peer) for peer in line(log)), term, holder
+    candidate, term, leader = rank(log, log.round.term, log.round.leader)
+    return candidate and any(able(log, peer) for peer in line(log)), term, leader
 
 
 def target(log: FragmentLog) -> tuple[int, str]:
-    """Return (term, peer): who should lead now. The holder while it is able; else the next candidate that is; if none
+    """Return (term, peer): who should lead now. The leader while it is able; else the next candidate that is; if none
     is, the able peer with the lowest id, a reachable one if there is one."""
     term, candidates = log.round.term, line(log)
-    if able(log, log.round.holder):
-        return term, log.round.holder
+    if able(log, log.round.leader):
+        return term, log.round.leader
     for later in range(term + 1, term + len(candidates) + 1):
         if able(log, candidates[later % len(candidates)]):
             return later, candidates[later % len(candidates)]
     others = [p for p in sorted([*log.roster.holders(), log.me]) if p not in candidates and able(log, p)]
     others.sort(key=lambda peer: not getattr(log.roster.summary(peer), "eligible", True))
-    return (term + len(candidates) + 1, others[0]) if others else (term, log.round.holder)
+    return (term + len(candidates) + 1, others[0]) if others else (term, log.round.leader)
 
 
 def missing(log: FragmentLog) -> list[str]:
@@ -118,16 +118,16 @@ def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
         return False  # it had its turn in this round, and did nothing: else it could claim again and again
     if log.leads and log.unproven:
         return True  # it was away: the others may have had to go on without it
-    if peer == log.round.holder and log.rules.asynchronous:
+    if peer == log.round.leader and log.rules.asynchronous:
         return True  # it was away, and claims anew
-    return impatient(log, now) or log.phase is Phase.CLAIMING or not able(log, log.round.holder)
+    return impatient(log, now) or log.phase is Phase.CLAIMING or not able(log, log.round.leader)
 
 
 def vote(log: FragmentLog, to: str) -> Send:
     """Return this peer's vote."""
     round = log.round
     told = round.commit if log.phase in (Phase.LACKING, Phase.APPLYING) else None
-    return Send(to, Vote(log.fragment, log.held.version, round.term, round.holder, round.served, told, log.turns))
+    return Send(to, Vote(log.fragment, log.held.version, round.term, round.leader, round.served, told, log.turns))
 
 
 # -- claiming
@@ -145,11 +145,11 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
         term = len(line(log))  # its own next turn: in asynchronous mode others may have gone on without it
     elif peer != log.me or log.leads:
         return []
-    why = "does nothing" if round.holder in round.passed else "is gone"
-    text = f"fragment {log.fragment}: this peer leads the round to epoch {log.epoch + 1}; {round.holder} {why}"
-    note = [Note("takeover", text)] if round.holder != log.me else []
+    why = "does nothing" if round.leader in round.passed else "is gone"
+    text = f"fragment {log.fragment}: this peer leads the round to epoch {log.epoch + 1}; {round.leader} {why}"
+    note = [Note("takeover", text)] if round.leader != log.me else []
     log.turns += 1
-    round.term, round.holder, round.promised, round.votes = term, log.me, set(), {}
+    round.term, round.leader, round.promised, round.votes = term, log.me, set(), {}
     if log.phase is Phase.COLLECTING:
         round.phase = Phase.CLAIMING
     return [*note, *announce(log)]
@@ -160,8 +160,8 @@ def announce(log: FragmentLog) -> list[Effect]:
     peer that reaches the version later does not know of it. One that has yielded says so instead: others may still
     hold to it."""
     if log.round.led and not log.leads:
-        word = Vote(log.fragment, log.held.version, log.round.term, log.round.holder, turn=log.turns)
-        return [Send(peer, word) for peer in log.roster.holders() if peer != log.round.holder]
+        word = Vote(log.fragment, log.held.version, log.round.term, log.round.leader, turn=log.turns)
+        return [Send(peer, word) for peer in log.roster.holders() if peer != log.round.leader]
     if not log.leads or not log.round.term:
         return []
     claim = Claim(log.fragment, log.held.version, log.round.term, log.turns)
@@ -173,7 +173,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
     round = log.round
     if _is_old(log, sender, message):
         return []
-    if sender == round.holder and message.term == round.term:
+    if sender == round.leader and message.term == round.term:
         round.since = message.turn
         return [vote(log, sender)]
     if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
@@ -182,8 +182,8 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
     given = promise(log, now)
     if given or log.leads:
         return given or [vote(log, sender)]
-    log.roster.probe(round.holder, now)  # either it answers, or it is found dead: then the promise follows
-    return [vote(log, sender), Send(round.holder, Probe(log.roster.mine))]
+    log.roster.probe(round.leader, now)  # either it answers, or it is found dead: then the promise follows
+    return [vote(log, sender), Send(round.leader, Probe(log.roster.mine))]
 
 
 def promise(log: FragmentLog, now: float) -> list[Effect]:
@@ -193,23 +193,23 @@ def promise(log: FragmentLog, now: float) -> list[Effect]:
     if not due:
         return []
     yields(log, *max(due, key=lambda claim: rank(log, *claim)))
-    return [vote(log, log.round.holder)]
+    return [vote(log, log.round.leader)]
 
 
-def yields(log: FragmentLog, term: int, holder: str) -> None:
+def yields(log: FragmentLog, term: int, leader: str) -> None:
     """Accept another peer's claim. What this peer wanted to commit is void; what it made for it stays known by
-    ``served``. A new holder has all its time before it. One that claims again has so once, because it was away; not
+    ``served``. A new leader has all its time before it. One that claims again has so once, because it was away; not
     each time."""
     round = log.round
-    if holder != round.holder or holder not in round.idle:
-        round.waited.pop(holder, None)
-    if holder == round.holder:
-        round.idle.setdefault(holder, (0, -math.inf))
+    if leader != round.leader or leader not in round.idle:
+        round.waited.pop(leader, None)
+    if leader == round.leader:
+        round.idle.setdefault(leader, (0, -math.inf))
     log.turns, round.led = log.turns + 1, round.led or log.leads
-    round.term, round.holder, round.promised, round.votes = term, holder, None, {}
-    told, number = round.refused.pop(holder, (term, math.inf))
+    round.term, round.leader, round.promised, round.votes = term, leader, None, {}
+    told, number = round.refused.pop(leader, (term, math.inf))
     round.since = number if told == term else math.inf
-    round.passed.discard(holder)
+    round.passed.discard(leader)
     if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
         round.phase, round.commit = Phase.COLLECTING, None
 
@@ -218,20 +218,20 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
 
 
 def voted(log: FragmentLog, sender: str, message: Vote) -> None:
-    """Record a vote: a promise for this peer's claim, or a word for another holder."""
+    """Record a vote: a promise for this peer's claim, or a word for another leader."""
     round = log.round
     if _is_old(log, sender, message):
         return
-    if log.leads and message.holder != log.me:
+    if log.leads and message.leader != log.me:
         _voted_for_another(log, sender, message)
     elif log.leads:
         if message.term == round.term and round.promised is not None:
             round.promised.add(sender)
             round.votes[sender] = message
     else:
-        if sender == round.holder != message.holder and message.turn > round.since:
+        if sender == round.leader != message.leader and message.turn > round.since:
             round.passed.add(sender)  # it held the term, and now holds to another peer
-        if message.holder != log.me:
+        if message.leader != log.me:
             _remember(log, message)
 
 
@@ -243,7 +243,7 @@ def _is_old(log: FragmentLog, sender: str, message: Claim | Vote) -> bool:
 
 
 def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:
-    """Record, as the holder, a vote for another one. Yield if that one can't be refused any longer."""
+    """Record, as the leader, a vote for another one. Yield if that one can't be refused any longer."""
     round = log.round
     round.votes[sender] = message
     if round.promised is not None:
@@ -253,11 +253,11 @@ def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:
         yields(log, *most)
         round.passed |= {most[1]} if passed else set()
     elif _gives_up(log, message):
-        yields(log, message.term, message.holder)
+        yields(log, message.term, message.leader)
 
 
 def _gives_up(log: FragmentLog, vote: Vote) -> bool:
-    """Whether this peer, as the holder, gives its claim up for that of the vote."""
+    """Whether this peer, as the leader, gives its claim up for that of the vote."""
     if _remember(log, vote):
         return (log.phase in FREE and bool(missing(log))) or _outvoted(log)
     return log.phase in (Phase.CLAIMING, Phase.COLLECTING) and bool(missing(log)) and _is_needless(log, vote)
@@ -265,11 +265,11 @@ def _gives_up(log: FragmentLog, vote: Vote) -> bool:
 
 def _remember(log: FragmentLog, message: Vote) -> bool:
     """Remember the claim that a vote is for, if it is a greater one that may be promised. Return whether it is."""
-    term, holder = message.term, message.holder
-    if rank(log, term, holder) <= present(log) or not (entitled(log, holder, term) and able(log, holder)):
+    term, leader = message.term, message.leader
+    if rank(log, term, leader) <= present(log) or not (entitled(log, leader, term) and able(log, leader)):
         return False
-    if log.round.refused.get(holder, (None, 0))[0] != term:
-        log.round.refused[holder] = term, math.inf
+    if log.round.refused.get(leader, (None, 0))[0] != term:
+        log.round.refused[leader] = term, math.inf
     return True
 
 
@@ -277,25 +277,25 @@ def overtaken(log: FragmentLog) -> tuple[int, str] | None:
     """Return the claim of a later term that most live holders of a state hold to: they will promise only a still later
     one, even if that peer is gone. Of several such claims, the middle one: one voter may lie."""
     others, votes = log.roster.holders(), log.round.votes
-    told = sorted((votes[p].term, votes[p].holder) for p in others if p in votes and votes[p].term > log.round.term)
+    told = sorted((votes[p].term, votes[p].leader) for p in others if p in votes and votes[p].term > log.round.term)
     if 2 * len(told) <= len(others):
         return None
-    term, holder = told[(len(told) - 1) // 2]
-    return min(term, log.round.term + TURNS_AHEAD * (len(line(log)) + 1)), holder
+    term, leader = told[(len(told) - 1) // 2]
+    return min(term, log.round.term + TURNS_AHEAD * (len(line(log)) + 1)), leader
 
 
 def _is_needless(log: FragmentLog, vote: Vote) -> bool:
     """Whether more than half of the live holders hold to a peer that this peer, too, sees able again: they will not
     promise its claim, under which it has closed nothing."""
     others, votes = log.roster.holders(), log.round.votes
-    same = [p for p in others if p in votes and (votes[p].term, votes[p].holder) == (vote.term, vote.holder)]
-    return 2 * len(same) > len(others) and able(log, vote.holder)
+    same = [p for p in others if p in votes and (votes[p].term, votes[p].leader) == (vote.term, vote.leader)]
+    return 2 * len(same) > len(others) and able(log, vote.leader)
 
 
 def _outvoted(log: FragmentLog) -> bool:
     """Whether more than half of the plan's owners vote for a greater claim: then nobody would serve this peer."""
     owners = set(log.held.plan.owners) - {log.me}
-    votes = {peer: (vote.term, vote.holder) for peer, vote in log.round.votes.items() if peer in owners}
+    votes = {peer: (vote.term, vote.leader) for peer, vote in log.round.votes.items() if peer in owners}
     against = {peer for peer, claim in votes.items() if claim[1] != log.me and rank(log, *claim) > present(log)}
     return 2 * len(against) > len(owners)
 
@@ -303,7 +303,7 @@ def _outvoted(log: FragmentLog) -> bool:
 def told_choice(log: FragmentLog) -> Choice | None:
     """Return the choice of the greatest Close for which this peer, or one that promised, has begun a mean. A voter may
     lie, so only a sound one is completed."""
-    told = [log.round.served, *(vote.served for vote in log.round.votes.values() if vote.holder == log.me)]
+    told = [log.round.served, *(vote.served for vote in log.round.votes.values() if vote.leader == log.me)]
     closes = sorted((close for close in told if close is not None), key=lambda close: close.rank, reverse=True)
     choices = (close.choice for close in closes if close.choice is not None)
     return next((choice for choice in choices if not unsound(choice, log.held, log.rules)), None)

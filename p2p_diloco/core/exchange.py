@@ -168,7 +168,7 @@ class Exchange:
         return None if self.ready is None else self.ready.base
 
     def deliver(self, log: FragmentLog, now: float) -> list[Effect]:
-        """Send what has not arrived where it belongs: the Ready to the holder, each slice to its owner."""
+        """Send what has not arrived where it belongs: the Ready to the leader, each slice to its owner."""
         ready = self.ready
         if ready is None or ready.fragment != log.fragment or log.phase not in SENDS_IN:
             return []
@@ -179,8 +179,8 @@ class Exchange:
         effects: list[Effect] = []
         if self.me not in log.round.readys:
             effects += leading.collect(log, self.me, ready, now)
-        _, holder = claims.target(log)
-        effects += self._send(log, -1, ready, holder)
+        _, leader = claims.target(log)
+        effects += self._send(log, -1, ready, leader)
         told = not log.founding or log.round.attempt >= 0  # who the owners are
         for number, part in self.parts.items():
             owner = log.round.owners[number]
@@ -194,16 +194,16 @@ class Exchange:
         return descends(log.held, base) if self.rules.asynchronous else base == log.version
 
     def _submit(self, log: FragmentLog, ready: Ready, now: float) -> list[Effect]:
-        """Send a submission, whole, to the holder of the term."""
+        """Send a submission, whole, to the acting leader."""
         if not self.flying or is_counted(log.held, self.me, ready):
             return []
-        _, holder = claims.target(log)
+        _, leader = claims.target(log)
         effects: list[Effect] = []
         whole: list[tuple[int, Ready | Slice]] = [(-1, ready), *self.parts.items()]
         for number, what in whole:
-            if holder == self.me:
+            if leader == self.me:
                 effects += holding.submitted(log, self.me, what, now)
-            effects += self._send(log, number, what, holder)
+            effects += self._send(log, number, what, leader)
         return effects
 
     def again(self, log: FragmentLog, now: float) -> None:
@@ -213,7 +213,7 @@ class Exchange:
             self.handed.pop(-1, None)
 
     def refused(self, sender: str, refusal: Stale) -> None:
-        """Handle the holder's refusal of a submission: the exchange ends once that version is reached here."""
+        """Handle the leader's refusal of a submission: the exchange ends once that version is reached here."""
         if self.ready is None or refusal.id != self.ready.id or not self.flying:
             return
         most, uses = self.rules.max_staleness, bool(self.ready.uses)
@@ -235,7 +235,7 @@ class Exchange:
             return []
         if want.what is What.READY:
             return [Send(sender, self.ready)]
-        if sender != log.round.holder and claims.able(log, log.round.holder):
+        if sender != log.round.leader and claims.able(log, log.round.leader):
             return []
         return [Send(sender, self.parts[number]) for number in want.numbers if number in self.parts]
 

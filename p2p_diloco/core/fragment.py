@@ -1,6 +1,6 @@
 """One fragment's log of commits, as one replica holds it: the state, the round after it, and what came too early.
 
-Law: the data, and questions about it. What events do to it is in `leading` (the holder of the term), `owning` (slices
+Law: the data, and questions about it. What events do to it is in `leading` (the acting leader), `owning` (slices
 and means), `claims` (terms), `applying` (commits), `holding` (asynchronous mode); `rounds` sorts events among them.
 """
 
@@ -36,7 +36,7 @@ class FragmentLog:
         self.fragment, self.rules, self.roster, self.me = fragment, rules, roster, roster.me
         self.state: State | None = None
         self.round = Round()
-        self.turns = 0  # how often this peer has held to another holder, or begun a round: claims and votes tell it
+        self.turns = 0  # how often this peer has held to another leader, or begun a round: claims and votes tell it
         self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
         self.signed: dict[Version, int] = {}  # versions on which this peer led a round, the newest last: its term then
@@ -99,7 +99,7 @@ class FragmentLog:
     @property
     def leads(self) -> bool:
         """Whether this peer holds the term, with or without all promises."""
-        return self.state is not None and self.round.holder == self.me
+        return self.state is not None and self.round.leader == self.me
 
     def relation(self, theirs: Version) -> str:
         """Return how a version relates to the present one, see `state.relation`."""
@@ -183,7 +183,7 @@ class FragmentLog:
         """Make this the present state, and begin an empty round on it. If the version stays, as where a fetch is given
         up, what this peer has signed on it still binds: it numbers its Closes on, and makes no second commit."""
         again = self.round if state.version == self.version else None
-        if self.round.attempt >= 0 and self.round.holder == self.me and self.state is not None:
+        if self.round.attempt >= 0 and self.round.leader == self.me and self.state is not None:
             self.signed[self.state.version] = self.round.term
             for old in list(self.signed)[:-SIGNED_KEPT]:
                 del self.signed[old]
@@ -196,7 +196,7 @@ class FragmentLog:
         if again is not None:
             self._take_up(again)
         elif state.version in self.signed:  # back here with another lineage: what was signed then binds up to its term
-            self.round.term, self.round.holder = self.signed[state.version], ""
+            self.round.term, self.round.leader = self.signed[state.version], ""
         for peer in (*plan.succession, *plan.owners):
             self.roster.name(peer)
 
@@ -208,7 +208,7 @@ class FragmentLog:
             return
         round.commits[self.me] = commit
         if self.rules.asynchronous:  # its named peers may hold it already
-            round.term, round.holder, round.commit, round.phase = commit.term, self.me, commit, Phase.HOLDING
+            round.term, round.leader, round.commit, round.phase = commit.term, self.me, commit, Phase.HOLDING
 
     def keep(self, sender: str, message: OfRound) -> None:
         """Keep a message on a version that is not reached. Each sender has equal room, and its oldest goes first."""

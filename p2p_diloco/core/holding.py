@@ -63,7 +63,7 @@ def is_stale(log: FragmentLog, base: Version) -> bool:
 
 def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
     """Return the commits since this base with their means, as far as they are kept and the peer is not known to hold
-    them: at least the newest, by which its receiver knows that the holder is ahead."""
+    them: at least the newest, by which its receiver knows that the leader is ahead."""
     if peer == log.me or base == log.version:
         return []
     since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]

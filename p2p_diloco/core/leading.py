@@ -1,4 +1,4 @@
-"""What the holder of the term does: it collects contributions, closes the round with a choice, sees to it that every
+"""What the acting leader does: it collects contributions, closes the round with a choice, sees to it that every
 slice gets its mean, and makes the commit.
 
 Law: functions on one fragment's log; `closing` says when a round may close, `claims` who holds the term. All that the
@@ -24,7 +24,7 @@ turns; twice as many each further time, DOUBLINGS_MAX times at most."""
 
 
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
-    """Store a contribution. All peers store those that they get: the holder may change."""
+    """Store a contribution. All peers store those that they get: the leader may change."""
     incarnation = log.roster.mine.incarnation
     if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]

@@ -1,4 +1,4 @@
-"""What the promised holder did not send: newer versions and other lineages, and when they are believed.
+"""What the promised leader did not send: newer versions and other lineages, and when they are believed.
 
 Law: a peer asks the live holders what they hold, and goes with most of them; of equal halves the greater model version
 wins. It counts itself, and leaves out those that have only restored a disk. A newcomer takes what most tell.

@@ -143,13 +143,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The holder of the term says which choice the round closes with, and who computes the mean of each slice.
+    """The leader of the term says which choice the round closes with, and who computes the mean of each slice.
     ``choice`` is None for an author that only needs to know the owners."""
 
     fragment: int
     base: Version
     term: int
-    holder: str
+    leader: str
     attempt: int
     key: str
     choice: Choice | None
@@ -238,14 +238,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Whom the sender takes for the holder of the term: if that is the receiver, this is a promise. ``served``: the
+    """Whom the sender takes for the acting leader: if that is the receiver, this is a promise. ``served``: the
     greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows. ``turn``:
     as in a Claim."""
 
     fragment: int
     base: Version
     term: int
-    holder: str
+    leader: str
     served: Close | None = None
     commit: Commit | None = None
     turn: int = 0

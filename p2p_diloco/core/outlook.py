@@ -60,15 +60,15 @@ def waiting(replica: Replica) -> str:
     if not own.flying or own.fragment is None:
         return ""
     log = replica.logs[own.fragment]
-    _, holder = claims.target(log)
-    if holder == replica.me:
+    _, leader = claims.target(log)
+    if leader == replica.me:
         return _waiting_as_leader(log, replica.now)
     if log.rules.asynchronous:
-        return f"waiting for {holder} to answer a submission"
+        return f"waiting for {leader} to answer a submission"
     if log.phase in (Phase.LACKING, Phase.APPLYING):
         owners = {owner for number, owner in enumerate(log.round.owners) if _lacks(log, number)}
         return f"waiting for the means of {', '.join(sorted(owners - {log.me}))}" if owners - {log.me} else ""
-    return f"waiting for a commit from {holder}"
+    return f"waiting for a commit from {leader}"
 
 
 def _lacks(log: FragmentLog, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""An owner's work: it collects slices, and computes the mean of each slice that it owns, for the holder that it has
+"""An owner's work: it collects slices, and computes the mean of each slice that it owns, for the leader that it has
 promised to, and for nobody else.
 
 Law: functions on one fragment's log. A mean needs no θ and no decision. The choice's key names it, not the attempt.
@@ -18,9 +18,9 @@ from .state import key_of
 
 
 def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effect]:
-    """Handle another peer's Close: serve it if its holder is the promised one, or would be promised now."""
+    """Handle another peer's Close: serve it if its leader is the promised one, or would be promised now."""
     round = log.round
-    if close.holder != sender or (
+    if close.leader != sender or (
         close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
     ):
         return [Complaint(sender, "its Close does not have the key of its choice")]
@@ -29,7 +29,7 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
     for peer, ready in () if close.choice is None else close.choice.entries:
         if (why := unsigned(ready)) or len(ready.hashes) not in (0, log.slices):
             return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why or 'its slices'}")]
-    if (close.term, sender) != (round.term, round.holder):
+    if (close.term, sender) != (round.term, round.leader):
         if close.term:
             round.refused[sender] = close.term, math.inf
         if not claims.would_promise(log, sender, close.term, now):
@@ -47,7 +47,7 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
 def compute(log: FragmentLog) -> list[Effect]:
     """Begin the means that can be computed now."""
     round, close = log.round, log.round.close
-    if close is None or close.choice is None or (close.term, close.holder) != (round.term, round.holder):
+    if close is None or close.choice is None or (close.term, close.leader) != (round.term, round.leader):
         return []
     effects: list[Effect] = []
     for number in owned(log, close):
@@ -87,7 +87,7 @@ def fits(ready: Ready, part: Slice | None) -> bool:
 
 
 def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
-    """Handle a computed mean: send it to every live peer, to the holder first, so that the commit is not late."""
+    """Handle a computed mean: send it to every live peer, to the leader first, so that the commit is not late."""
     round = log.round
     if (done.key, done.number) not in round.computing or done.base != log.version:
         return []
@@ -96,17 +96,17 @@ def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
     round.means[done.key, done.number], round.moved_at = mean, now
     if log.rules.asynchronous:
         return []  # the commit is offered with its means to those that must hold it
-    others = sorted(log.roster.alive(), key=lambda peer: (peer != round.holder, peer))
+    others = sorted(log.roster.alive(), key=lambda peer: (peer != round.leader, peer))
     return [Send(peer, mean) for peer in others]
 
 
 def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effect]:
-    """Store a slice of a contribution, from its author or passed on by the holder. Once the round is closed, only those
+    """Store a slice of a contribution, from its author or passed on by the leader. Once the round is closed, only those
     that were counted are progress, and no other takes the place of one; once a commit is known, none is, because means
     are lacking, not slices. Else an author could hold the round up."""
     round = log.round
-    if sender not in (part.author, round.holder) or not 0 <= part.number < log.slices:
-        return [Complaint(sender, "a slice came from neither its author nor the holder")]
+    if sender not in (part.author, round.leader) or not 0 <= part.number < log.slices:
+        return [Complaint(sender, "a slice came from neither its author nor the leader")]
     choice = None if round.close is None else round.close.choice
     ready = None if choice is None else dict(choice.entries).get(part.author)
     known = round.slices.get((part.number, part.author))
@@ -120,7 +120,7 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
 
 
 def answer(log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
-    """Tell the holder which slices are missing here for the choice that it asks about; not those on their way."""
+    """Tell the leader which slices are missing here for the choice that it asks about; not those on their way."""
     close = log.round.close
     if want.what is not What.LACKS or close is None or close.choice is None or close.key != want.key:
         return []

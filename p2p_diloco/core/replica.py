@@ -277,7 +277,7 @@ class Replica:
         return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in whole]
 
     def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
-        """In asynchronous mode, fetch the state of the holder that answers a submission with a version far ahead."""
+        """In asynchronous mode, fetch the state of the leader that answers a submission with a version far ahead."""
         log = self.logs[fragment]
         has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
         asks = self.own.fragment == fragment and has_it

@@ -30,7 +30,7 @@ class Round:
 
     began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
     come. asks_at, patience: when to ask again for what is missing, and the interval before that.
-    term, holder: the greatest claim that this peer has promised to. since: the number of that claim; inf: the holder
+    term, leader: the greatest claim that this peer has promised to. since: the number of that claim; inf: the leader
     itself has not told it; -1: it holds by the plan. led: this peer has held the term in this round, and yielded.
     promised: who promised this peer's own claim; None: it needs none. votes: the newest votes about this peer's claim
     or lead. refused: by peer, its claim that was not promised, (term, number); inf: another peer told it. heard: by
@@ -43,7 +43,7 @@ class Round:
     readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
     attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here.
     means: by key and number; computing: begun; delivered: (peer, key, number) of own ones that have reached a peer.
-    lacks: (number, author) → since when an owner lacks this slice, and whether the holder has passed it on. asked: when
+    lacks: (number, author) → since when an owner lacks this slice, and whether the leader has passed it on. asked: when
     each owner was asked what it lacks, or each peer for means. excluded: owners that the round goes on without.
     commits: by their authors, not accepted. void: chains of commits whose means nobody has. commit: accepted or own.
     working: the outer step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
@@ -56,7 +56,7 @@ class Round:
     asks_at: float = 0.0
     patience: float = 0.0
     term: int = 0
-    holder: str = ""
+    leader: str = ""
     promised: set[str] | None = None
     votes: dict[str, Vote] = field(default_factory=dict)
     refused: dict[str, tuple[int, float]] = field(default_factory=dict)

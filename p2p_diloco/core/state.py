@@ -245,7 +245,7 @@ def commit_of(state: State, close: Close, hashes: tuple[str, ...], owners: tuple
     """Return the commit of a Close, whose means have these hashes and were made by these owners."""
     assert close.choice is not None
     version = append(state, close.choice, close.key, hashes, rules).version
-    held = close.term, close.holder, close.key, close.choice.bare(), hashes, owners
+    held = close.term, close.leader, close.key, close.choice.bare(), hashes, owners
     return Commit(state.fragment, state.version, version, *held)
 
 

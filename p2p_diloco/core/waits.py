@@ -48,18 +48,18 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
         held = holding.must_hold(log) if log.phase is Phase.HOLDING else []
         confirms = {p: log.grace() if holding.was_waited_for(log, p) else log.holds_within() for p in held}
         return confirms | dict.fromkeys(claims.missing(log), promises)
-    holder, since = round.handed
-    if holder != claims.target(log)[1] or not claims.able(log, holder):
+    leader, since = round.handed
+    if leader != claims.target(log)[1] or not claims.able(log, leader):
         return {}
-    if holder != round.holder and holder in round.heard and not claims.impatient(log, now):
+    if leader != round.leader and leader in round.heard and not claims.impatient(log, now):
         return {}  # it should claim, and holds to another peer, which may be gone for this peer alone
     working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
-    if len(working) < closing.needed(log) or moving or (excuses(log, holder) and _has_time(log, since, now)):
+    if len(working) < closing.needed(log) or moving or (excuses(log, leader) and _has_time(log, since, now)):
         return {}
     grace = max(log.grace(), log.rules.promises_within) if log.rules.asynchronous else log.grace()
     times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
-    return {holder: times * grace + 2 * log.rules.probe_every}
+    return {leader: times * grace + 2 * log.rules.probe_every}
 
 
 def _has_time(log: FragmentLog, since: float, now: float) -> bool:
@@ -67,28 +67,28 @@ def _has_time(log: FragmentLog, since: float, now: float) -> bool:
     return now - since < most + log.grace()
 
 
-def excuses(log: FragmentLog, holder: str) -> list[str]:
-    """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
-    hide behind a peer that has long sent, nor behind its own trainer in round after round. A holder at an older version
+def excuses(log: FragmentLog, leader: str) -> list[str]:
+    """Return whom the leader says that it waits for, as far as this peer would wait for them itself: so a leader can't
+    hide behind a peer that has long sent, nor behind its own trainer in round after round. A leader at an older version
     waits for parts of another round; in asynchronous mode, where it reaches each version last, that is no sign."""
-    summary = log.roster.summary(holder)
+    summary = log.roster.summary(leader)
     if summary is None:
         return []
     if not log.rules.asynchronous and summary.heads and summary.heads[log.fragment][0] < log.epoch:
         return []
-    return [peer for peer in dict(summary.awaits).get(log.fragment, ()) if _would_wait(log, holder, peer)]
+    return [peer for peer in dict(summary.awaits).get(log.fragment, ()) if _would_wait(log, leader, peer)]
 
 
-def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
+def _would_wait(log: FragmentLog, leader: str, peer: str) -> bool:
     round, summary = log.round, log.roster.summary(peer)
-    if summary is None or (peer == holder and (log.rules.asynchronous or closing.misses_often(log, peer))):
+    if summary is None or (peer == leader and (log.rules.asynchronous or closing.misses_often(log, peer))):
         return False
     if log.rules.asynchronous:
         return peer != log.me
-    close = round.close if round.close is not None and round.close.holder == holder else None
+    close = round.close if round.close is not None and round.close.leader == leader else None
     if peer == log.me:
         owned = () if close is None else [(close.key, number) for number in owning.owned(log, close)]
-        return any(at not in round.means or (holder, *at) not in round.delivered for at in owned)
+        return any(at not in round.means or (leader, *at) not in round.delivered for at in owned)
     sent = bool(summary.sent) and summary.sent[log.fragment] >= log.epoch
     there = _numbers(log, None if close is None else close.key)
     owns = any(owner == peer and number not in there for number, owner in enumerate(round.owners))
@@ -100,7 +100,7 @@ def _numbers(log: FragmentLog, key: str | None) -> set[int]:
 
 
 def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:
-    """Return whom this peer waits for as the holder of the term, for its Summary."""
+    """Return whom this peer waits for as the acting leader, for its Summary."""
     if not log.leads:
         return ()
     if log.phase is Phase.HOLDING:
@@ -118,8 +118,8 @@ def watched(log: FragmentLog, now: float) -> set[str]:
     """Return the peers that are probed in each interval because this round waits for them."""
     if log.state is None or log.phase is Phase.FINAL:
         return set()
-    holder = log.round.handed[0] and log.round.holder
-    found = {holder, *excuses(log, holder), *claims.missing(log)}
+    leader = log.round.handed[0] and log.round.leader
+    found = {leader, *excuses(log, leader), *claims.missing(log)}
     if log.leads and log.round.readys:
         found |= set(awaits(log, now))
     return found - {log.me, ""}

@@ -30,7 +30,7 @@ from p2p_diloco.node.forms import About, Form
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
 PEERS = {
-    "holder", "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
+    "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
     "behind",
 }  # fmt: skip
 """The fields whose text names peers."""

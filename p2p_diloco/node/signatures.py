@@ -69,7 +69,7 @@ class Signatures:
                 return replace(message, choice=choice, seal=self._in_this_life(COMMIT, self._commit(message)))
             case Vote(served=served, commit=commit):
                 own = None if commit is None or commit.leader != self._me else self.signed(commit)
-                mine = None if served is None or served.holder != self._me else self.signed(served)
+                mine = None if served is None or served.leader != self._me else self.signed(served)
                 return replace(message, served=mine or served, commit=own or commit)
         return message
 
@@ -106,7 +106,7 @@ class Signatures:
                 yield message.owner, MEAN, pack(self._token, of[0], *astuple(of[1]), *of[2:]), message.seal
             case Close(choice=choice):
                 life, seal = message.seal[:LIFE_BYTES], message.seal[LIFE_BYTES:]
-                yield message.holder, CLOSE, self._close(message) + life, seal
+                yield message.leader, CLOSE, self._close(message) + life, seal
                 if choice is not None:
                     yield choice.by, CHOICE, self._choice(message, choice), choice.seal
                     yield from ((peer, READY, self._ready(ready), ready.seal) for peer, ready in choice.entries)
@@ -127,7 +127,7 @@ class Signatures:
         return pack(self._token, ready.fragment, *astuple(ready.base), *ids, *numbers, uses)
 
     def _close(self, close: Close) -> bytes:
-        of = close.term, close.holder, close.attempt, close.key, close.owners
+        of = close.term, close.leader, close.attempt, close.key, close.owners
         return pack(self._token, close.fragment, *astuple(close.base), *of)
 
     def _choice(self, of: Close | Commit, choice: Choice) -> bytes:

@@ -65,7 +65,7 @@ def test_a_commit_of_what_its_leader_has_taken_is_taken_by_all(
     key, owners = key_of(0, log.held.version, choice), ("A",) * log.slices
     close = Close(0, log.held.version, 0, "A", 1, key, choice, owners)
     owner = a_log("B", "A", "B", of=log.rules)
-    owner.round.holder = "A"
+    owner.round.leader = "A"
     assert not [one for one in owning.closed(owner, "A", close, 2.0) if isinstance(one, Complaint)]
     commit = commit_of(log.held, close, ("x", "y", "z"), owners, log.rules)
     assert not objection(commit, log.held, log.rules, None, "B")
@@ -80,7 +80,7 @@ def test_many_newcomers_of_one_invitation_come_in_several_windows() -> None:
         holding.submitted(log, name, ready, 1.0)
         for number in range(log.slices):
             holding.submitted(log, name, Slice(0, log.held.version, name, ready.id, number, ready.hashes[number]), 1.0)
-    log.round.holder = "A"
+    log.round.leader = "A"
     holding.advance(log, 5.0)
     assert log.round.close is not None
     assert log.round.close.choice is not None

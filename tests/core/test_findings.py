@@ -178,7 +178,7 @@ def test_claims_while_the_leader_works_get_no_promise() -> None:
         for to in "AB":
             world.handle(to, e.Received(hostile, Claim(0, state.version, term)))
         world.run(0.5)
-    promises = [vote for vote in world.sent(Vote, by="AB") if vote.holder == hostile and vote.term]
+    promises = [vote for vote in world.sent(Vote, by="AB") if vote.leader == hostile and vote.term]
     assert not promises
     assert world.peers["A"].epoch >= 7
     world.check()
@@ -197,7 +197,7 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
     assert log.phase is Phase.CLOSING
     for owner in owners[1:]:
         world.handle(leader, e.Received(owner, vote))
-    assert log.round.holder == second
+    assert log.round.leader == second
 
 
 def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
@@ -206,13 +206,13 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     world.reach(3)
     first, second, third = world.peers["A"].state().plan.succession
     log = world.peers[second].replica.logs[0]
-    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    log.round.term, log.round.leader, log.round.promised = 1, second, set()
     assert log.phase is Phase.COLLECTING
     vote = Vote(0, log.held.version, 0, first)
     claims.voted(log, third, vote)
-    assert log.round.holder == second
+    assert log.round.leader == second
     claims.voted(log, first, vote)
-    assert (log.round.term, log.round.holder) == (0, first)
+    assert (log.round.term, log.round.leader) == (0, first)
 
 
 def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
@@ -225,11 +225,11 @@ def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     version, number = log.held.version, 100
     log.round.passed.add(first)
     world.handle(second, e.Received(first, Claim(0, version, 3, number)))
-    assert (log.round.term, log.round.holder) == (3, first)
+    assert (log.round.term, log.round.leader) == (3, first)
     world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number - 1)))
-    assert (log.round.term, log.round.holder) == (3, first)
+    assert (log.round.term, log.round.leader) == (3, first)
     world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number + 1)))
-    assert (log.round.term, log.round.holder) == (4, second)
+    assert (log.round.term, log.round.leader) == (4, second)
 
 
 def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
@@ -253,9 +253,9 @@ def test_a_promise_that_was_overtaken_is_none() -> None:
     world.reach(3)
     first, second, third = world.peers["A"].state().plan.succession
     log = world.peers[second].replica.logs[0]
-    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    log.round.term, log.round.leader, log.round.promised = 1, second, set()
     claims.voted(log, third, Vote(0, log.held.version, 3, first, turn=8))
-    log.round.term, log.round.holder, log.round.promised = 1, second, set()
+    log.round.term, log.round.leader, log.round.promised = 1, second, set()
     claims.voted(log, third, Vote(0, log.held.version, 1, second, turn=7))
     assert log.round.promised == set()
     claims.voted(log, third, Vote(0, log.held.version, 1, second, turn=8))
@@ -268,13 +268,13 @@ def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     world.reach(3)
     old, new, owner = world.peers["A"].state().plan.succession
     log = world.peers[owner].replica.logs[0]
-    log.round.term, log.round.holder = 1, new
+    log.round.term, log.round.leader = 1, new
     state = world.peers[owner].state()
     choice = Choice(old, 0, ((old, a_ready(state)),))
     close = Close(0, state.version, 0, old, 0, key_of(0, state.version, choice), choice, (owner,) * 3)
     effects = world.peers[owner].replica.handle(e.Received(old, close), world.now)
     votes = [one.message for one in effects if isinstance(one, e.Send) and isinstance(one.message, Vote)]
-    assert [(vote.term, vote.holder) for vote in votes] == [(1, new)]
+    assert [(vote.term, vote.leader) for vote in votes] == [(1, new)]
     assert log.round.close is None
 
 

@@ -112,7 +112,7 @@ def test_while_means_are_lacking_slices_are_no_progress() -> None:
 def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     """X claims again as soon as it is passed over. B leads next, and must have the time to make the commit."""
     log = a_log("A", "A", "B", "X")
-    log.round.holder, log.round.handed = "X", ("X", 0.0)
+    log.round.leader, log.round.handed = "X", ("X", 0.0)
     now = 0.0
     while "X" not in log.round.passed:
         now += log.rules.probe_every
@@ -126,7 +126,7 @@ def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
 
 def test_a_leader_that_claims_again_gets_more_time_only_once() -> None:
     log = a_log("A", "A", "B", "X")
-    log.round.holder, log.round.waited = "X", {"X": 7.0, "B": 7.0}
+    log.round.leader, log.round.waited = "X", {"X": 7.0, "B": 7.0}
     claims.yields(log, 4, "X")
     assert "X" not in log.round.waited  # it may have been away
     log.round.waited["X"] = 7.0
@@ -141,7 +141,7 @@ def test_a_leader_that_has_never_answered_a_probe_is_passed_over() -> None:
     log = a_log("A", "A", "B")
     log.roster.name("X")
     log.roster.heard("X")
-    log.round.holder, log.round.handed = "X", ("X", 0.0)
+    log.round.leader, log.round.handed = "X", ("X", 0.0)
     for now in range(1, 60):
         waits.pass_over(log, float(now))
     assert log.round.passed == {"X"}
@@ -152,7 +152,7 @@ def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None
     log = a_log("A", "A", "B", "C", "D")
     log.state = replace(log.held, plan=replace(log.held.plan, owners=("D",) * log.slices))
     log.begin(log.held, 0.0)
-    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", {"B", "C"}, Phase.CLAIMING
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", {"B", "C"}, Phase.CLAIMING
     for now in range(1, 60):
         claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
         waits.pass_over(log, float(now))
@@ -165,12 +165,12 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     """X has claimed term 40, was promised it by B and C, and is gone. A claims term 1, and neither may promise it."""
     log = a_log("A", "A", "B", "C", "X")
     log.roster.peers["X"].dead = True
-    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 40, "X")
     claims.voted(log, "B", vote)
-    assert (log.round.term, log.round.holder) == (1, "A")  # one alone may lie
+    assert (log.round.term, log.round.leader) == (1, "A")  # one alone may lie
     claims.voted(log, "C", vote)
-    assert (log.round.term, log.round.holder) == (40, "X")
+    assert (log.round.term, log.round.leader) == (40, "X")
     term, next_one = claims.target(log)
     assert term > 40
     assert next_one != "X"
@@ -178,7 +178,7 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
 
 def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
     log = a_log("A", "A", "X")
-    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
     claims.voted(log, "X", Vote(0, log.held.version, 2**40, "X"))
     assert log.round.term <= 1 + claims.TURNS_AHEAD * 3
 
@@ -186,7 +186,7 @@ def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
 def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
     """X promises, and tells a choice of its own that counts nothing: the round is closed without it."""
     log = a_log("A", "A", "X")
-    log.round.term, log.round.holder, log.round.promised = 1, "A", {"X"}
+    log.round.term, log.round.leader, log.round.promised = 1, "A", {"X"}
     choice = Choice("X", 2, ())
     told = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
     log.round.votes["X"] = Vote(0, log.held.version, 1, "A", told)
@@ -235,7 +235,7 @@ def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     assert world.run(20, lambda: world.peers[c].replica.own.sent() == (3,))
     log = world.peers[c].replica.logs[0]
     want = Want(0, log.held.version, What.SLICES, (0,))
-    log.round.term, log.round.holder = 40, "B"
+    log.round.term, log.round.leader = 40, "B"
     assert not sent(world.peers[c].replica.handle(e.Received(a, want), world.now), Slice)
     log.roster.peers["B"].dead = True
     effects = world.peers[c].replica.handle(e.Received(a, want), world.now)
@@ -480,7 +480,7 @@ def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     nobody hands the lead back to it."""
     world = World("ABC", rules(mode="async", round_timeout=600.0))
     world.run(40)
-    leader = world.peers["A"].replica.logs[0].round.holder
+    leader = world.peers["A"].replica.logs[0].round.leader
 
     def excuse(sender: str, _to: str, message: Message) -> Message:
         if sender != leader or not isinstance(message, Probe | ProbeAck):

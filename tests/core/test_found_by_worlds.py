@@ -185,7 +185,7 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     leader, other, _ = world.peers["A"].state().plan.succession
     world.run(20, lambda: world.peers[other].replica.own.sent() == (3,))
     log = world.peers[other].replica.logs[0]
-    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
     effects = world.peers[other].replica.handle(e.Received(leader, Want(0, log.held.version, What.READY)), world.now)
     assert [to for to, _ in sent(effects, Ready)] == [leader]
 
@@ -194,19 +194,19 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     """And gives way to a candidate that is able again."""
     log = a_log("D", "A", "D")
     log.state = replace(log.held, plan=replace(log.held.plan, succession=("A",)))
-    log.round.holder = "A"
+    log.round.leader = "A"
     assert not claims.would_promise(log, "E", 2, 1.0)
     log.roster.peers["A"].dead = True
     log.roster.heard("E")
     log.roster.summarized("E", Summary(1, "worker", heads=((3, log.held.version.digest),)))
     assert claims.would_promise(log, "E", 2, 1.0)
-    log.round.term, log.round.holder, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 0, "A")
     claims.voted(log, "A", vote)
-    assert log.round.holder == "D"  # A is dead in its view
+    assert log.round.leader == "D"  # A is dead in its view
     log.roster.peers["A"].dead = False
     claims.voted(log, "A", vote)
-    assert log.round.holder == "A"
+    assert log.round.leader == "A"
 
 
 # -- lineages
@@ -320,7 +320,7 @@ def test_a_leader_may_wait_for_its_own_trainer() -> None:
     log = a_log("B", "A", "B")
     summary = log.roster.summary("A")
     assert summary is not None
-    log.round.holder = "A"
+    log.round.leader = "A"
     log.roster.summarized("A", replace(summary, sent=(2,), awaits=((0, ("A",)),)))
     assert waits.excuses(log, "A") == ["A"]
     log.misses["A"] = deque([True, True])
@@ -598,7 +598,7 @@ def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_w
     log = a_log("A", "A", "B", of=rules(mode="async", dn_buffer_size=1))
     close = Close(0, log.held.version, 0, "B", 0, "", choice_of(log.held, "B", by="B"), ("B",) * log.slices)
     log.round.commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
-    log.round.phase, log.round.term, log.round.holder, log.round.promised = Phase.LACKING, 1, "A", {"B"}
+    log.round.phase, log.round.term, log.round.leader, log.round.promised = Phase.LACKING, 1, "A", {"B"}
     log.round.served, log.round.asked["A"] = close, 0.0
     assert applying.tick(log, 100.0) == []
     assert (log.phase, log.round.close) == (Phase.COLLECTING, None)
@@ -685,9 +685,9 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     """The first Held was lost, and its sender has gone on."""
     world = asynchronous("ABC")
     world.reach(3)
-    holder = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    commit, _ = holder.replica.logs[0].last[-1]
-    effects = holder.replica.handle(e.Received(commit.leader, commit), world.now)
+    leader = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    commit, _ = leader.replica.logs[0].last[-1]
+    effects = leader.replica.handle(e.Received(commit.leader, commit), world.now)
     assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
 
 
@@ -755,7 +755,7 @@ def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
     base = next(Version(0, 0, epoch, chain) for epoch, chain in log.held.links if epoch < log.epoch)
     own.ready = replace(own.ready, base=base)
     want = Want(0, base, What.SLICES, (1,))
-    effects = peer.replica.handle(e.Received(log.round.holder, want), world.now)
+    effects = peer.replica.handle(e.Received(log.round.leader, want), world.now)
     assert [message.number for _, message in sent(effects, Slice)] == [1]
 
 
@@ -788,9 +788,9 @@ def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() 
 def test_a_leader_that_was_away_may_claim_anew() -> None:
     """In asynchronous mode a leader that has restored its state claims its own next turn, and gets the promises."""
     log = a_log("B", "A", "B", "C", of=rules(mode="async"))
-    holder = log.round.holder
+    leader = log.round.leader
     term = len(claims.line(log))
-    assert claims.would_promise(log, holder, term, 1.0)
+    assert claims.would_promise(log, leader, term, 1.0)
 
 
 def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
@@ -825,7 +825,7 @@ def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase:
     said: dict[object, str] = {}
     for close in world.sent(Close):
         if close.choice is not None:
-            assert said.setdefault((close.base, close.term, close.holder, close.attempt), close.key) == close.key
+            assert said.setdefault((close.base, close.term, close.leader, close.attempt), close.key) == close.key
     for commit in world.sent(Commit):
         assert said.setdefault((commit.base, commit.term, commit.leader), commit.key) == commit.key
     assert all(peer.epoch > 4 for peer in world.peers.values() if peer.alive)
@@ -838,7 +838,7 @@ def test_a_peer_that_comes_back_to_a_version_claims_a_later_term_there(attempt: 
     two of one term would expel it."""
     log = a_log("A", "A", "B")
     state, choice = log.held, choice_of(log.held, "A", "B")
-    log.round.attempt, log.round.term, log.round.holder = attempt, 3, "A"
+    log.round.attempt, log.round.term, log.round.leader = attempt, 3, "A"
     log.begin(append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), log.rules), 1.0)
     assert (log.round.term, log.epoch) == (0, 4)
     log.begin(state, 2.0)
@@ -854,7 +854,7 @@ def test_a_commit_whose_means_nobody_has_is_not_taken_again() -> None:
     choice = choice_of(log.held, "B", "A", "B")
     close = Close(0, log.held.version, 0, "B", 0, key_of(0, log.held.version, choice), choice, ("B",) * log.slices)
     commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
-    log.round.term, log.round.holder, log.round.commits = 2, "A", {"B": commit}
+    log.round.term, log.round.leader, log.round.commits = 2, "A", {"B": commit}
     assert applying.retake(log, 0.0)
     assert log.phase is Phase.LACKING
     applying._anew(log, 1.0)

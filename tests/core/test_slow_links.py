@@ -88,7 +88,7 @@ def test_what_a_leader_at_an_older_version_waits_for_excuses_it_from_nothing() -
     """C leads the next round, is still at the version before, and waited for B there. A and B went without it only
     after `round_timeout`."""
     log = a_log("A", "A", "B", "C")
-    log.round.holder, waits_for_b = "C", ((0, ("B",)),)
+    log.round.leader, waits_for_b = "C", ((0, ("B",)),)
     for epoch, excused in ((3, ["B"]), (2, [])):
         log.roster.summarized("C", Summary(1, "worker", heads=((epoch, f"at {epoch}"),), awaits=waits_for_b))
         assert waits.excuses(log, "C") == excused
@@ -97,7 +97,7 @@ def test_what_a_leader_at_an_older_version_waits_for_excuses_it_from_nothing() -
 def test_in_asynchronous_mode_a_leader_is_the_last_at_its_version() -> None:
     """It takes a commit's step once its successors hold it. They waited for it no longer, though it waited for them."""
     log = a_log("A", "A", "B", "C", of=rules(mode="async"))
-    log.round.holder = "C"
+    log.round.leader = "C"
     log.roster.summarized("C", Summary(1, "worker", heads=((2, "at 2"),), awaits=((0, ("B",)),)))
     assert waits.excuses(log, "C") == ["B"]
 

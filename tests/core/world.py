@@ -205,7 +205,7 @@ class World:
                 r = log.round
                 lines.append(
                     f"{name} alive={peer.alive} f{log.fragment} epoch {log.epoch} {log.phase.value} term {r.term} "
-                    f"holder {r.holder} promised {r.promised} readys {sorted(r.readys)} owners {r.owners} "
+                    f"leader {r.leader} promised {r.promised} readys {sorted(r.readys)} owners {r.owners} "
                     f"means {len(r.means)} handed {r.handed} passed {r.passed} lacks {r.lacks} excl {r.excluded}"
                 )
             lines += [f"   {one}" for one in peer.seen[-6:]]

@@ -35,7 +35,7 @@ def contribution(peer: str, **changes: Any) -> m.Ready:
 
 
 def close() -> m.Close:
-    """A Close as its holder sends it: its own contribution is signed only then."""
+    """A Close as its leader sends it: its own contribution is signed only then."""
     entries = tuple((peer, contribution(peer) if peer != LEADER else ready(peer, BASE, seal=b"")) for peer in RUN.names)
     choice = m.Choice(LEADER, 0, entries)
     made = replace(RUN.close, choice=choice, key=key_of(0, BASE, choice), seal=b"")
@@ -66,7 +66,7 @@ def test_all_signed_messages_are_accepted_of_their_signers_alone() -> None:
         assert refused(sender, message) == ""
         assert refused(sender, message, b"another run") != ""
     assert refused(other, contribution(LEADER)) == f"{other} has not signed its ready"
-    assert refused(LEADER, replace(close(), holder=other)) == f"{other} has not signed its close"
+    assert refused(LEADER, replace(close(), leader=other)) == f"{other} has not signed its close"
     assert refused(LEADER, replace(commit(), leader=other)) == f"{other} has not signed its commit"
     for message in (m.Claim(0, BASE, 1), m.Want(0, BASE, m.What.READY), m.Ask()):
         assert refused(other, message) == ""
@@ -120,11 +120,11 @@ def test_a_close_names_no_contribution_that_its_author_did_not_sign() -> None:
 
 
 def test_a_choice_is_signed_by_whoever_chose_it() -> None:
-    """Who completes it as the holder of a later term can't sign it for its author."""
+    """Who completes it as the leader of a later term can't sign it for its author."""
     made, second = close(), RUN.names[1]
-    taken = signatures_of(second).signed(replace(made, term=1, holder=second, seal=b""))
+    taken = signatures_of(second).signed(replace(made, term=1, leader=second, seal=b""))
     assert refused(second, taken) == ""
-    forged = replace(made, term=1, holder=second, seal=b"", choice=replace(made.choice, term=1, seal=b""))
+    forged = replace(made, term=1, leader=second, seal=b"", choice=replace(made.choice, term=1, seal=b""))
     assert refused(second, signatures_of(second).signed(forged)) == f"{LEADER} has not signed its choice"
 
 

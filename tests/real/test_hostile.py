@@ -111,7 +111,7 @@ def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
             assert not member.got(Ask)
             votes = member.got(Vote)
             assert votes
-            assert all(vote.holder != member.id and vote.term < 2**20 for vote in votes)
+            assert all(vote.leader != member.id and vote.term < 2**20 for vote in votes)
             await field.goes_on()
         for node in field.nodes:
             assert node.memory.theta.abs().min() > 0

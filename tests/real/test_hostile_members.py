@@ -81,7 +81,7 @@ def test_a_claim_of_an_enormous_term_is_refused(field: Field) -> None:
                 await asyncio.sleep(0.1)
             votes = member.got(Vote)
             assert votes
-            assert all(vote.holder != member.id and vote.term < 2**20 for vote in votes)
+            assert all(vote.leader != member.id and vote.term < 2**20 for vote in votes)
             await field.goes_on()
 
     field.do(row())

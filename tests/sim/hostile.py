@@ -272,10 +272,10 @@ class Hostile:
                 owns = self.name in (log.round.owners[number], state.plan.owners[number])
                 return None if owns else Mean(unit, state.version, key, number, hash_of(payload), self.name, payload)
             case "vote":
-                holder, served = rng.choice([self.name, GHOST, *self.world.names]), self._close(log)
+                leader, served = rng.choice([self.name, GHOST, *self.world.names]), self._close(log)
                 term = rng.choice([0, log.round.term, self._next_term(log), HUGE])
                 made = self._commit(log) if rng.random() < 0.5 else None
-                return Vote(unit, state.version, term, holder, served if rng.random() < 0.5 else None, made)
+                return Vote(unit, state.version, term, leader, served if rng.random() < 0.5 else None, made)
             case "deny":
                 own = log.round.readys.get(process.name)
                 id = ContributionId(self.incarnation, 1) if own is None else own.id
@@ -353,7 +353,7 @@ class Hostile:
 
     def _close(self, log: FragmentLog) -> Close:
         state, rng = log.held, self.rng
-        term = log.round.term if log.round.holder == self.name else self._next_term(log)
+        term = log.round.term if log.round.leader == self.name else self._next_term(log)
         choice = self._choice(log, term)
         names = [self.name, GHOST, *state.roll]
         owners = rng.choice(
@@ -367,7 +367,7 @@ class Hostile:
     def _commit(self, log: FragmentLog) -> Commit | None:
         """Commit the choice of a Close for which a peer has all means; or any other, which must be refused."""
         state, rng, close = log.held, self.rng, log.round.close
-        term = log.round.term if log.round.holder == self.name else self._next_term(log)
+        term = log.round.term if log.round.leader == self.name else self._next_term(log)
         if close is None or close.choice is None or rng.random() < 0.2:
             close = self._close(log)
             close = replace(close, choice=self._choice(log, term)) if close.choice is None else close

@@ -36,7 +36,7 @@ def said(process: Process, message: Message) -> None:
     match message:
         case Ready(fragment=fragment, id=id, root=root) if message.weight:
             about, says = (Ready, fragment, id), root
-        case Close(choice=Choice()) if message.holder == process.name:
+        case Close(choice=Choice()) if message.leader == process.name:
             about, says = (Close, message.fragment, message.base, message.term, message.attempt), message.key
         case Commit() if message.leader == process.name:
             about, says = (Commit, message.fragment, message.base, message.term), message.key

@@ -327,8 +327,8 @@ IN_STORIES = [
     ),
     in_story(
         waits.awaited,
-        "not claims.able(log, holder)",
-        "not log.roster.live(holder)",
+        "not claims.able(log, leader)",
+        "not log.roster.live(leader)",
         by_a_member.test_a_leader_that_has_never_answered_a_probe_is_passed_over,
     ),
     in_story(
@@ -376,7 +376,7 @@ IN_STORIES = [
     ),
     in_story(
         claims.would_promise,
-        "or not able(log, log.round.holder)",
+        "or not able(log, log.round.leader)",
         "or True",
         findings.test_claims_while_the_leader_works_get_no_promise,
     ),
@@ -482,7 +482,7 @@ IN_STORIES = [
     ),
     in_story(
         claims.yields,
-        "if holder != round.holder or holder not in round.idle:",
+        "if leader != round.leader or leader not in round.idle:",
         "if True:",
         by_a_member.test_a_leader_that_claims_again_gets_more_time_only_once,
     ),
@@ -518,8 +518,8 @@ IN_STORIES = [
     ),
     in_story(
         Exchange.wanted,
-        "if sender != log.round.holder and claims.able(log, log.round.holder):",
-        "if sender != log.round.holder:",
+        "if sender != log.round.leader and claims.able(log, log.round.leader):",
+        "if sender != log.round.leader:",
         by_a_member.test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone,
     ),
     in_story(
@@ -584,14 +584,14 @@ IN_STORIES = [
     ),
     in_story(
         claims.voted,
-        "if sender == round.holder != message.holder and",
-        "if sender == round.holder != message.holder != log.me and",
+        "if sender == round.leader != message.leader and",
+        "if sender == round.leader != message.leader != log.me and",
         findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
     ),
     in_story(
         claims.yields,
-        "(holder, (term, math.inf))",
-        "(holder, (term, -1))",
+        "(leader, (term, math.inf))",
+        "(leader, (term, -1))",
         findings.test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing,
     ),
     in_story(
@@ -608,8 +608,8 @@ IN_STORIES = [
     ),
     in_story(
         waits.awaited,
-        "if holder != claims.target(log)[1] or",
-        "if holder != round.holder or",
+        "if leader != claims.target(log)[1] or",
+        "if leader != round.leader or",
         partial(by_a_member.test_a_successor_that_only_says_that_it_lives_is_passed_over, False),
     ),
     in_story(

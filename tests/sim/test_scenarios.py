@@ -62,7 +62,7 @@ def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.13
     world.run(moment)
-    world.crash(next(iter(world.alive.values())).replica.logs[0].round.holder)
+    world.crash(next(iter(world.alive.values())).replica.logs[0].round.leader)
     world.run(moment + 10.0)
     for name in world.alive:
         assert longest_gap(times(world, name), moment, moment + 10.0) < 3.0 + world.settings.interval * 0.5
@@ -76,7 +76,7 @@ def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(see
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.27
     world.run(moment)
-    gone = next(iter(world.alive.values())).replica.logs[0].round.holder
+    gone = next(iter(world.alive.values())).replica.logs[0].round.leader
     cut(world, gone)
     world.run(moment + 15.0)
     limit = world.rules.heartbeat_timeout + 2.0 + world.settings.interval * 0.5

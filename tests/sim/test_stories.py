@@ -10,7 +10,7 @@ LINES_MAX, WIDTH_MAX = 40, 120
 SHOWN = {
     "join": "Start()",
     "commit": "Average(base=6/7650, number=1",
-    "takeover": "term=1, holder=p0",
+    "takeover": "term=1, leader=p0",
     "fork": "the lineage that most others hold",
     "carry": "p0 #8, p1 #6, p2 #5",
     "async": "Held(",
