@@ -2,8 +2,8 @@
 
 Law: questions about one fragment's log; only `missed`, `shows` and `open_round` record something. A round waits until
 its deadline for a worker known to hold the base, and only a usual round for one that missed two of its last eight
-rounds, or that is behind because others of its grant did; for one that may still be fetching the base a usual round
-too, doubled with each miss. One that missed all eight (if it is behind, two) is waited for in every fourth round alone:
+rounds, or that is costly because others of its grant did; for one that may still be fetching the base a usual round
+too, doubled with each miss. One that missed all eight (if it is costly, two) is waited for in every fourth round alone:
 else it could double each round for good. A newcomer, which came in the middle of the round, is not waited for, but
 counts in the quorum.
 """
@@ -102,17 +102,17 @@ def misses_often(log: FragmentLog, peer: str) -> bool:
 
 def waits_until(log: FragmentLog, peer: str) -> float:
     """Return when the round gives a missing peer up; inf: it has not opened."""
-    opened, usual, behind = log.round.opened, log.usual_round(), log.roster.behind(peer)
+    opened, usual, costly = log.round.opened, log.usual_round(), log.roster.is_costly(peer)
     if opened is None:
         return math.inf
     seen = log.misses.get(peer, deque())
-    if all(seen) and len(seen) >= (MISSES_MAX if behind else ROUNDS_SEEN):
+    if all(seen) and len(seen) >= (MISSES_MAX if costly else ROUNDS_SEEN):
         return opened + (0.0 if log.epoch % TRIED_EVERY else usual)
     summary = log.roster.summary(peer)
     if log.round.term and summary is not None and summary.sent and summary.sent[log.fragment] >= log.epoch:
         return opened + log.grace()  # it says that its Ready is out: those that contribute wait no longer
     if evidence(log, peer) >= log.epoch:
-        return opened + (usual if misses_often(log, peer) or behind else log.rules.round_timeout)
+        return opened + (usual if misses_often(log, peer) or costly else log.rules.round_timeout)
     return opened + min(log.rules.round_timeout, usual * (1 << min(sum(seen), DOUBLINGS_MAX)))
 
 

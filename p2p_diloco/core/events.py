@@ -159,11 +159,11 @@ class Note:
 class Release:
     """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
     come: the trainer should merge them and contribute again. In asynchronous mode ``refused`` says why the submission
-    was not counted, or it was counted ``behind`` epochs after its base."""
+    was not counted, or it was counted ``staleness`` epochs after its base."""
 
     sent: bool
     refused: str = ""
-    behind: int = 0
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)

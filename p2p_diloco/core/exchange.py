@@ -279,7 +279,7 @@ class Exchange:
         log.round.handed = "", 0.0  # nobody is waited for any more
         self.over.add(log.fragment)
         if is_counted(log.held, self.me, ready):
-            return [Release(sent=True, behind=log.held.roll[self.me].epoch - ready.base.epoch - 1)]
+            return [Release(sent=True, staleness=log.held.roll[self.me].epoch - ready.base.epoch - 1)]
         if log.final:
             return [Release(sent=True, refused=ENDED)]
         self.carried[log.fragment].sends += 1

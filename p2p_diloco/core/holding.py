@@ -267,7 +267,7 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
 def was_waited_for(log: FragmentLog, peer: str) -> bool:
     """Whether others have lately waited in vain for this peer, or for others of its invitation. It may mean no harm,
     but while it leads, or has to hold each commit, it can keep all others waiting each time."""
-    return log.roster.has_cost(peer) or log.roster.behind(peer)
+    return log.roster.has_cost(peer) or log.roster.is_costly(peer)
 
 
 def carry_over(log: FragmentLog, before: Round) -> None:

@@ -16,7 +16,7 @@ from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
 from .plan import may_own, owner_order
 from .round import Phase
-from .state import BEHIND_FOR, append, commit_of, key_of
+from .state import DEMOTED_FOR, append, commit_of, key_of
 
 LEFT_OUT_TURNS, DOUBLINGS_MAX = 4, 3
 """A leader that has waited in vain for the slices of a newcomer's contribution leaves it out in so many of its next
@@ -249,7 +249,7 @@ def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Ef
     """Close again without these authors; if too few are left, collect again."""
     log.late |= {peer for peer in authors if log.roster.live(peer)}
     log.undelivered = {
-        who: (times, until) for who, (times, until) in log.undelivered.items() if log.epoch <= until + BEHIND_FOR
+        who: (times, until) for who, (times, until) in log.undelivered.items() if log.epoch <= until + DEMOTED_FOR
     }
     for peer in authors:
         ready = log.round.readys.pop(peer, None)

@@ -173,7 +173,7 @@ class Lineage:
     def _doubted(self, peer: str, now: float) -> bool:
         """Whether the peer's word alone counts for nothing, because fetching what it told was in vain lately. In a
         synchronous run one invitation is doubted so too, whose holder could make one peer after the other."""
-        return self.roster.doubted(peer, now) or (not self.rules.asynchronous and self.roster.behind(peer))
+        return self.roster.doubted(peer, now) or (not self.rules.asynchronous and self.roster.is_costly(peer))
 
     def _relation(self, other: Told) -> str:
         """Return ``fork``, ``ahead`` or ``held``: what another peer's model is to this peer's."""

@@ -35,7 +35,7 @@ STEPS_MAX = 40
 @dataclass(frozen=True, slots=True)
 class Member:
     """What the roll says of a peer that a commit has counted. ``epoch``: when it was last counted. ``led``: when it
-    last had its turn to lead; at first when it came. ``gone``: a leader found it dead since. ``behind``: (who named it
+    last had its turn to lead; at first when it came. ``gone``: a leader found it dead since. ``demoted``: (who named it
     late, when, until which epoch it comes last). ``samples``: asynchronous mode, how many it told last."""
 
     id: ContributionId
@@ -45,7 +45,7 @@ class Member:
     reachable: bool = True
     grant: str = ""
     gone: bool = False
-    behind: tuple[str, int, int] = ("", 0, 0)
+    demoted: tuple[str, int, int] = ("", 0, 0)
     samples: int = 0
 
 
@@ -86,7 +86,7 @@ def plan_after(
     key = f"{rules.run}/{fragment}/{epoch}"
     score = {peer: place for place, peer in enumerate(rank(key, recent))}
 
-    late = is_behind(roll, epoch)
+    late = demoted(roll, epoch)
 
     def place(peer: str) -> tuple[bool, bool, int, int]:
         member = recent[peer]
@@ -95,20 +95,20 @@ def plan_after(
     return Plan(tuple(sorted(recent, key=place)), _owners(key, slices, recent, epoch))
 
 
-def is_behind(roll: Roll, epoch: int) -> set[str]:
+def demoted(roll: Roll, epoch: int) -> set[str]:
     """Return the members that come last in the order: those named late by two leaders, and all of a grant of which two
     are. So one invitation costs two turns, however many peers it makes."""
-    late = {peer: member.grant for peer, member in roll.items() if member.behind[2] > epoch}
+    late = {peer: member.grant for peer, member in roll.items() if member.demoted[2] > epoch}
     grants = Counter(late.values())
     return {peer for peer, member in roll.items() if peer in late or (member.grant and grants[member.grant] > 1)}
 
 
 def may_own(roll: Roll, members: Collection[str], epoch: int) -> list[str]:
-    """Return which of these members may own slices: reachable ones that are not behind and not on a slow link, as far
+    """Return which of these members may own slices: reachable ones that are not demoted and not on a slow link, as far
     as there are any."""
     able = list(members)
     able = [peer for peer in able if roll[peer].reachable] or able
-    late = is_behind(roll, epoch)
+    late = demoted(roll, epoch)
     able = [peer for peer in able if peer not in late] or able
     return sorted(fast_enough(filled({peer: roll[peer].link for peer in able})))
 

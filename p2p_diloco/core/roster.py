@@ -111,11 +111,11 @@ class Roster:
         """Whether another peer, live or not yet forgotten, has held a state."""
         return any(record.came for record in self.peers.values())
 
-    def behind(self, peer: str) -> bool:
+    def is_costly(self, peer: str) -> bool:
         """Whether rounds don't wait long for the peer because of what others of its grant have lately cost. After the
-        first of them, those that came later are behind; after the second, all of the grant. So one invitation costs few
-        waits, however many peers it makes; and where many machines share one, a single faulty machine puts none of
-        those behind that are there already."""
+        first of them, those that came later are costly; after the second, all of the grant. So one invitation costs few
+        waits, however many peers it makes; and where many machines share one, a single faulty machine makes none of
+        those costly that are there already."""
         record = self.peers.get(peer, Peer())
         others = [when for other, when in self.costs.get(record.grant, {}).items() if other != peer]
         return len(others) > 1 or any(record.since > when for when in others)
@@ -253,7 +253,7 @@ class Roster:
                 record.gone_since = now
             elif now - record.gone_since >= self.rules.forgotten_after and not record.expelled:
                 del self.peers[peer]
-        since, gone = now - self.rules.behind_for, []
+        since, gone = now - self.rules.costs_for, []
         self.costs = {grant: {p: t for p, t in of.items() if t > since} for grant, of in self.costs.items()}
         self.costs = {grant: of for grant, of in self.costs.items() if of}
         for peer, record in sorted(self.peers.items()):

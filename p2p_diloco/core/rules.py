@@ -129,12 +129,6 @@ class Rules:
         return 6 * self.heartbeat_timeout
 
     @property
-    def commits_within(self) -> float:
-        """The longest deadline that a peer can cost the others. No wait ends by it: `behind_for` is a multiple of
-        it."""
-        return self.confirms_within + self.heartbeat_timeout
-
-    @property
     def confirms_within(self) -> float:
         """The longest time that an asynchronous commit waits for a live peer to hold it. Then that peer is passed
         over."""
@@ -174,10 +168,10 @@ class Rules:
         return self.forgotten * self.heartbeat_timeout
 
     @property
-    def behind_for(self) -> float:
+    def costs_for(self) -> float:
         """How long it is remembered what a peer of a grant has cost the others: ten times the longest deadline, so that
         the grant can't cost one after the other."""
-        return max(self.forgotten_after, 10 * self.commits_within)
+        return max(self.forgotten_after, 10 * (self.confirms_within + self.heartbeat_timeout))
 
     @property
     def assigned_for(self) -> float:

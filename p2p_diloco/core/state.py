@@ -25,7 +25,7 @@ LINKS_MAX = 256
 """A state remembers its newest ancestors, this many."""
 FORGOTTEN_AFTER = 1024
 """In synchronous mode a member that no commit has counted for this many epochs leaves the roll."""
-BEHIND_FOR = 64
+DEMOTED_FOR = 64
 """A member named late by two leaders within this many epochs comes last in the order for as many."""
 
 
@@ -169,15 +169,15 @@ def _roll_after(state: State, choice: Choice, epoch: int, rules: Rules) -> dict[
     roll = dict(state.roll)
     for peer, ready in choice.entries:
         before = roll.get(peer)
-        led, behind = (epoch, ("", 0, 0)) if before is None else (before.led, before.behind)
-        told = ready.samples if rules.asynchronous else 0
-        roll[peer] = Member(ready.id, epoch, led, ready.link, ready.reachable, ready.grant or peer, False, behind, told)
+        led, demoted = (epoch, ("", 0, 0)) if before is None else (before.led, before.demoted)
+        told, grant = ready.samples if rules.asynchronous else 0, ready.grant or peer
+        roll[peer] = Member(ready.id, epoch, led, ready.link, ready.reachable, grant, False, demoted, told)
     for peer in choice.gone:
         roll[peer] = replace(roll[peer], gone=True)
     for peer in _had_their_turn(state, choice):
         roll[peer] = replace(roll[peer], led=epoch)
     for peer in choice.late:
-        roll[peer] = replace(roll[peer], behind=_behind_after(roll, peer, choice.by, epoch))
+        roll[peer] = replace(roll[peer], demoted=_demoted_after(roll, peer, choice.by, epoch))
     if not rules.asynchronous:
         roll = {peer: member for peer, member in roll.items() if epoch - member.epoch <= FORGOTTEN_AFTER}
     return roll
@@ -191,14 +191,14 @@ def _had_their_turn(state: State, choice: Choice) -> list[str]:
     return [peer for peer in dict.fromkeys((*before, choice.by)) if peer in state.roll]
 
 
-def _behind_after(roll: Mapping[str, Member], peer: str, by: str, epoch: int) -> tuple[str, int, int]:
-    """Return the mark of a member that the leader ``by`` names late: the second mark within `BEHIND_FOR` epochs puts it
-    behind. The two must not come from one grant, where the run has several: else one leader could put all behind."""
+def _demoted_after(roll: Mapping[str, Member], peer: str, by: str, epoch: int) -> tuple[str, int, int]:
+    """Return the mark of a member that the leader ``by`` names late: the second mark within `DEMOTED_FOR` epochs
+    demotes it. The two must not come from one grant, where the run has several: else one leader could demote all."""
     grants = len({member.grant for member in roll.values()}) > 1
     accuser = roll[by].grant if grants and by in roll else by
-    first, when, until = roll[peer].behind
-    second = bool(first) and first != accuser and epoch - when <= BEHIND_FOR
-    return accuser, epoch, epoch + BEHIND_FOR if second else until
+    first, when, until = roll[peer].demoted
+    second = bool(first) and first != accuser and epoch - when <= DEMOTED_FOR
+    return accuser, epoch, epoch + DEMOTED_FOR if second else until
 
 
 def is_empty(ready: Ready) -> bool:

@@ -154,10 +154,10 @@ class SubmissionLog:
         if release.refused:
             self.refused += release.refused != ENDED
             return f"a submission was not counted: {release.refused}"
-        self.staleness = release.behind
+        self.staleness = release.staleness
         self.counted += 1
-        self.histogram[bisect_right(STALENESS_FROM, release.behind) - 1] += 1
-        return f"submission {self.counted} was counted, {release.behind} epochs behind"
+        self.histogram[bisect_right(STALENESS_FROM, release.staleness) - 1] += 1
+        return f"submission {self.counted} was counted, {release.staleness} epochs behind"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
         """Adjust this peer's number of inner steps to its own `speed` and the speeds of the `others`, all in inner

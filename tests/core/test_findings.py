@@ -141,16 +141,16 @@ def test_nobody_owns_more_than_half_where_three_may_own() -> None:
     assert plan.owners.count("A") == 4
 
 
-def test_a_mark_of_one_leader_puts_nobody_behind() -> None:
+def test_a_mark_of_one_leader_demotes_nobody() -> None:
     """Two leaders must name a member late within 64 epochs; one may say it as often as it likes."""
     state = a_state(4, "A", "B", "C", "D")
     for _ in range(3):
         choice = replace(choice_of(state, "A", "B", "C", "D", sequence=state.version.epoch + 50, by="A"), late=("D",))
         state = after(state, choice=choice)
-    assert state.roll["D"].behind[2] == 0
+    assert state.roll["D"].demoted[2] == 0
     choice = replace(choice_of(state, "A", "B", "C", "D", sequence=90, by="B"), late=("D",))
     state = after(state, choice=choice)
-    assert state.roll["D"].behind[2] > state.version.epoch
+    assert state.roll["D"].demoted[2] > state.version.epoch
     assert state.plan.succession[-1] == "D"
     assert "D" not in state.plan.owners
 
@@ -305,7 +305,7 @@ def test_an_author_without_slices_is_left_out() -> None:
     world.rules_of_net.append(lambda s, t, m: LOST if s == "C" and isinstance(m, Slice) else None)
     world.reach(7, seconds=200)
     assert world.peers["A"].state().roll["C"].epoch <= 5
-    assert world.peers["A"].state().roll["C"].behind[0]
+    assert world.peers["A"].state().roll["C"].demoted[0]
     world.check()
 
 
@@ -347,13 +347,13 @@ def test_a_mean_that_its_owner_did_not_make_is_not_used() -> None:
 
 
 def test_an_owner_that_is_always_late_owns_nothing_in_the_end() -> None:
-    """B leads and authors in time, but its means never come: it is replaced, and after two leaders put behind."""
+    """B leads and authors in time, but its means never come: it is replaced, and demoted by two leaders."""
     world = World("ABCD", rules(slices=8))
     world.reach(3)
     world.rules_of_net.append(lambda s, t, m: LOST if s == "B" and isinstance(m, Mean) else None)
     world.reach(9, seconds=300)
     state = world.peers["A"].state()
-    assert state.roll["B"].behind[2] > state.version.epoch
+    assert state.roll["B"].demoted[2] > state.version.epoch
     assert "B" not in state.plan.owners
     began = world.now
     world.reach(14, "ACD")
@@ -379,7 +379,7 @@ def test_one_early_contribution_opens_nothing() -> None:
 
 
 def test_a_peer_that_misses_every_other_round_is_waited_for_briefly() -> None:
-    """D works and sends nothing in every other round: rounds wait for it a grace, not round_timeout."""
+    """D works and sends nothing in every other round: these wait for a usual round, not for round_timeout."""
     world = World("ABCD")
     world.reach(3)
     world.rules_of_net.append(

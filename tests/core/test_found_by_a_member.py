@@ -270,7 +270,7 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     for _ in range(2):
         closing.missed(log, choice_of(log.held, "A", "B", "W", "X", "Y"), 4.0)
     assert briefly() == "XYV"
-    log.roster.expire(5.0 + log.rules.behind_for)
+    log.roster.expire(5.0 + log.rules.costs_for)
     log.misses.clear()
     assert briefly() == ""
 
@@ -313,7 +313,7 @@ def test_after_two_late_members_all_of_their_grant_come_last() -> None:
 
     def line(*late: str) -> str:
         roll = {
-            peer: replace(member, grant=grants[peer], behind=("A", 3, 60) if peer in late else ("", 0, 0))
+            peer: replace(member, grant=grants[peer], demoted=("A", 3, 60) if peer in late else ("", 0, 0))
             for peer, member in state.roll.items()
         }
         plan = plan_after(rules(), 0, 4, roll, tuple(roll), 5, ())

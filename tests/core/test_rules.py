@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from p2p_diloco.core.revision import FOUNDED
@@ -44,9 +42,3 @@ def test_a_contribution_fits_up_to_the_rules_limits() -> None:
     limits = Rules(run="run", fragments=((0,),), weight_max=4.0, samples_max=9)
     fits = [(0.5, 0), (4.0, 9), (0.0, 1), (-1.0, 1), (4.5, 1), (1.0, 10), (1.0, -1)]
     assert [limits.fits(weight, samples) for weight, samples in fits] == [True, True, *[False] * 5]
-
-
-def test_an_aggregator_is_waited_for_longer_than_it_may_wait_itself() -> None:
-    """Else its contributors pass it over while it waits for another peer's promise or confirmation."""
-    for ladder in (rules(1.0, 10.0), replace(rules(1.0, 10.0), round_timeout=1.0)):
-        assert max(ladder.confirms_within, ladder.promises_within) + ladder.probe_every < ladder.commits_within

@@ -170,7 +170,7 @@ def test_staleness_is_counted_by_bins() -> None:
     refused, unless the run ended before it came."""
     submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in (0, 5, 64, 1000):
-        submissions.ends(Release(sent=True, behind=behind))
+        submissions.ends(Release(sent=True, staleness=behind))
     for why in (LEFT, ENDED):
         assert submissions.ends(Release(sent=True, refused=why)).endswith(f"not counted: {why}")
     assert submissions.counted == 4

@@ -195,7 +195,7 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
 
             def comes_last() -> bool:
                 known = member.held.roll.get(member.id)
-                return known is not None and known.behind[2] > member.held.version.epoch
+                return known is not None and known.demoted[2] > member.held.version.epoch
 
             await member.until(comes_last, "behind the others", 60.0)
             assert member.held.plan.succession[-1] == member.id

@@ -59,7 +59,7 @@ def test_a_member_that_works_and_contributes_nothing_holds_up_few_rounds(
     its invitation are waited for only so long from their first round on."""
 
     def waits_briefly(peer: str) -> bool:
-        return all(node.inbox.handler._node.replica.roster.behind(peer) for node in field.nodes)  # type: ignore[attr-defined]
+        return all(node.inbox.handler._node.replica.roster.is_costly(peer) for node in field.nodes)  # type: ignore[attr-defined]
 
     async def row() -> None:
         invited = invitation(name="idler")

@@ -335,7 +335,7 @@ class Face(Replica):
             drafted(process.world, process, Step(*of, *by, commit.choice.successors, private, strange))
             return
         private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)
-        late = frozenset(peer for peer, member in after.roll.items() if member.behind[2] > after.version.epoch)
+        late = frozenset(peer for peer, member in after.roll.items() if member.demoted[2] > after.version.epoch)
         drafted(process.world, process, Step(*of, *by, after.plan.succession, private, late))
 
     def _agrees(self, commit: Commit) -> None:

@@ -398,7 +398,7 @@ IN_STORIES = [
         "",
         findings.test_gone_can_not_name_those_that_take_part,
     ),
-    in_story(state._behind_after, "first != accuser and ", "", findings.test_a_mark_of_one_leader_puts_nobody_behind),
+    in_story(state._demoted_after, "first != accuser and ", "", findings.test_a_mark_of_one_leader_demotes_nobody),
     in_story(
         plan.most_owned,
         "Fraction(1, 2) if len(able) >= 3 else Fraction(1)",
