@@ -22,7 +22,7 @@ KEPT_ASYNC = 4
 def accepts(log: FragmentLog, sender: str, commit: Commit, now: float) -> bool:
     """Whether a commit on the present version may be applied here, judging by who made it and who sends it."""
     leader = log.round.leader
-    if commit.version.digest in log.believed or sender == leader:
+    if commit.version.chain in log.believed or sender == leader:
         return True
     if (commit.term, commit.leader) == (log.round.term, leader):
         return True
@@ -37,7 +37,7 @@ def committed(log: FragmentLog, sender: str, commit: Commit, now: float) -> list
     known = round.commit
     if log.phase in (Phase.APPLYING, Phase.FINAL) or (known is not None and known.version == commit.version):
         return []
-    if commit.version.digest in round.void:
+    if commit.version.chain in round.void:
         return []
     if why := objection(commit, log.held, log.rules, round.readys.get(log.me), log.me):
         return [Complaint(sender, f"a commit of fragment {log.fragment} is refused: {why}")]
@@ -66,7 +66,7 @@ def retake(log: FragmentLog, now: float) -> list[Effect]:
     if log.phase not in claims.FREE or log.round.commit is not None:
         return []
     for commit in list(log.round.commits.values()):
-        if commit.version.digest not in log.round.void and accepts(log, commit.leader, commit, now):
+        if commit.version.chain not in log.round.void and accepts(log, commit.leader, commit, now):
             return take(log, commit, now)
     return []
 
@@ -205,6 +205,6 @@ def _anew(log: FragmentLog, now: float) -> list[Effect]:
     that the version does."""
     told = None if log.rules.asynchronous else claims.told_choice(log)
     if log.round.commit is not None:
-        log.round.void.add(log.round.commit.version.digest)
+        log.round.void.add(log.round.commit.version.chain)
     log.round.phase, log.round.commit = Phase.COLLECTING, None
     return [] if told is None else leading.close(log, told, now)

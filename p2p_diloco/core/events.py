@@ -354,7 +354,7 @@ class Accept:
     staged slices in place; else Apply has changed the tensors already. ``numbers``: only these slices are replaced;
     None: all."""
 
-    proposals: tuple[tuple[int, Version], ...]
+    versions: tuple[tuple[int, Version], ...]
     numbers: tuple[int, ...] | None = None
     staged: bool = False
 

@@ -112,7 +112,7 @@ class FragmentLog:
             return True
         epoch, chain = summary.heads[self.fragment]
         known = chain_at(self.state.links, epoch)
-        if self.round.commit is not None and self.round.commit.version.digest == chain:
+        if self.round.commit is not None and self.round.commit.version.chain == chain:
             return True  # it has applied the commit whose means are on their way here
         if known is None:
             return (

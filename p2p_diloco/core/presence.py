@@ -85,7 +85,7 @@ class Presence:
         """Update this peer's own Summary."""
         states = [log.state for log in self.logs if log.state is not None]
         whole = len(states) == len(self.logs)
-        heads = tuple((s.version.epoch, s.version.digest) for s in states) if whole else ()
+        heads = tuple((s.version.epoch, s.version.chain) for s in states) if whole else ()
         waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs if log.state is not None and log.leads]
         self.roster.says(
             model=model_of([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),

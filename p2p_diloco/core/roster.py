@@ -101,7 +101,7 @@ class Roster:
         """Whether the peer's Summary says that it holds this version."""
         summary = self.summary(peer)
         heads = () if summary is None else summary.heads
-        return bool(heads) and heads[fragment] == (version.epoch, version.digest)
+        return bool(heads) and heads[fragment] == (version.epoch, version.chain)
 
     def holders(self) -> list[str]:
         """Return the other live peers that hold a state, sorted."""

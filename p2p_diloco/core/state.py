@@ -92,7 +92,7 @@ def key_of(fragment: int, base: Version, choice: Choice) -> str:
 def founding(fragment: int, version: Version, founder: str, slices: int) -> State:
     """Return a fragment's state at epoch 0: its plan names the founder alone."""
     roll = {founder: Member(ContributionId(0, 0), 0, 0)}
-    return State(fragment, version, roll, Plan((founder,), (founder,) * slices, 1), ((0, version.digest),))
+    return State(fragment, version, roll, Plan((founder,), (founder,) * slices, 1), ((0, version.chain),))
 
 
 def settled(state: State, rules: Rules) -> State:
@@ -101,13 +101,13 @@ def settled(state: State, rules: Rules) -> State:
     version, epoch, roll = state.version, state.version.epoch, state.roll
     if not epoch:
         return founding(state.fragment, version, min(roll), len(rules.fragments[state.fragment]))
-    before = state.links[-2:-1] or ((epoch - 1, version.digest),)
+    before = state.links[-2:-1] or ((epoch - 1, version.chain),)
     chain = _chain(before[-1][1], state, version.generation, version.samples, epoch)
     links = (*state.links[:-2], *before, (epoch, chain))
     counted = [peer for peer, member in roll.items() if member.epoch == epoch]
     leads = tuple(sorted(counted))[:1] if rules.asynchronous else ()
     plan = plan_after(rules, state.fragment, epoch, roll, counted, 0, leads)
-    return replace(state, version=replace(version, digest=chain), links=links, plan=plan)
+    return replace(state, version=replace(version, chain=chain), links=links, plan=plan)
 
 
 def founded_by(founder: str, state: State, rules: Rules) -> State:
@@ -130,7 +130,7 @@ def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rule
     )
     samples = base.samples + sum(samples_of(state, choice).values())
     after_it = replace(after_it, key=key, hashes=hashes)
-    chain = _chain(base.digest, after_it, base.generation, samples, epoch)
+    chain = _chain(base.chain, after_it, base.generation, samples, epoch)
     version = Version(base.generation, samples, epoch, chain)
     links = (*state.links, (epoch, chain))[-min(LINKS_MAX, rules.history) :]
     names = tuple(peer for peer, _ in choice.entries)
@@ -149,8 +149,8 @@ def is_sound(state: State) -> bool:
         return len(roll) == 1 and state == founding(state.fragment, v, roll[0], len(state.plan.owners))
     if len(state.links) < 2:
         return False
-    ends = state.links[-1] == (v.epoch, v.digest) and state.links[-2][0] == v.epoch - 1
-    return ends and v.digest == _chain(state.links[-2][1], state, v.generation, v.samples, v.epoch)
+    ends = state.links[-1] == (v.epoch, v.chain) and state.links[-2][0] == v.epoch - 1
+    return ends and v.chain == _chain(state.links[-2][1], state, v.generation, v.samples, v.epoch)
 
 
 def _summed(state: State) -> str:
@@ -268,7 +268,7 @@ def relation(mine: Version, my_links: Links, theirs: Version, their_links: Links
     if theirs.epoch > mine.epoch:
         return "ahead"
     known = chain_at(my_links, theirs.epoch)
-    return "ancestor" if known in (theirs.digest, None) else "fork"
+    return "ancestor" if known in (theirs.chain, None) else "fork"
 
 
 def descends(state: State, older: Version) -> bool:

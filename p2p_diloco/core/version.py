@@ -15,15 +15,15 @@ class Version:
     """The name of one state of a fragment: peers that hold the same version hold the same outer state.
 
     ``generation``: how often the run was set back by ``--new-generation``. ``epoch``: the number of commits from the
-    start of the lineage to this state. ``samples``: the training samples that these commits counted. ``digest``: the
-    chain of these commits, a hash of the version before and of what the last one says (`state.append`). It is known
+    start of the lineage to this state. ``samples``: the training samples that these commits counted. ``chain``: that
+    of these commits, a hash of the version before and of what the last one says (`state.append`). It is known
     without touching tensors.
     """
 
     generation: int
     samples: int
     epoch: int
-    digest: str
+    chain: str
 
     @property
     def is_first(self) -> bool:
@@ -63,7 +63,7 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
         max(v.generation for v in versions),
         sum(v.samples for v in versions),
         sum(v.epoch for v in versions),
-        blake2b("".join(v.digest for v in versions).encode(), digest_size=16).hexdigest(),
+        blake2b("".join(v.chain for v in versions).encode(), digest_size=16).hexdigest(),
     )
 
 

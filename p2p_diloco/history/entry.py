@@ -47,8 +47,8 @@ class Entry:
 def tell(value: object) -> str:
     """An event, an effect, a message or a part of one as text."""
     match value:
-        case Version(epoch=epoch, digest=digest) | State(version=Version(epoch=epoch, digest=digest)):
-            return f"{epoch}/{digest[:6]}"
+        case Version(epoch=epoch, chain=chain) | State(version=Version(epoch=epoch, chain=chain)):
+            return f"{epoch}/{chain[:6]}"
         case Choice(entries=entries):
             return "[" + ", ".join(f"{peer} {ready.id}" for peer, ready in entries) + "]"
         case Summary(epochs=epochs, idle=idle):

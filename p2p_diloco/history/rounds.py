@@ -72,10 +72,10 @@ def moved(entry: Entry) -> Iterator[tuple[int, int, str]]:
         case e.Found(_, hashes):
             yield from ((fragment, 0, digest) for fragment, digest in enumerate(hashes))
         case e.Restore(states):
-            yield from ((state.fragment, state.version.epoch, state.version.digest) for state in states)
+            yield from ((state.fragment, state.version.epoch, state.version.chain) for state in states)
     for effect in entry.effects:
         if isinstance(effect, e.Accept) and effect.numbers is None:
-            yield from ((fragment, version.epoch, version.digest) for fragment, version in effect.proposals)
+            yield from ((fragment, version.epoch, version.chain) for fragment, version in effect.versions)
 
 
 def rounds(entries: Sequence[Entry], fragments: int) -> list[Round]:
@@ -112,7 +112,7 @@ def _causes(entries: Sequence[Entry]) -> Iterator[tuple[int, str]]:
     """For each entry, the index of the entry that led to it, and what the time between the two went to. An index of -1:
     a chain of causes begins here."""
     commits = [effect.commit for entry in entries for effect in entry.effects if isinstance(effect, e.Apply)]
-    counted = {it.version.digest: [peer for peer, ready in it.choice.entries if ready.weight] for it in commits}
+    counted = {it.version.chain: [peer for peer, ready in it.choice.entries if ready.weight] for it in commits}
     last: dict[Hashable, int] = {}  # by what entries have asked for or begun: the last such entry
     for at, entry in enumerate(entries):
         me = entry.peer
@@ -143,7 +143,7 @@ def _for(entry: Entry, counted: Mapping[str, Sequence[str]]) -> str:
             case e.Note("died", text):
                 return f"until {text}"
             case e.Send(_, m.Close(base=base, choice=m.Choice(entries=entries))):
-                if missing := [peer for peer in counted.get(base.digest, ()) if peer not in dict(entries)]:
+                if missing := [peer for peer in counted.get(base.chain, ()) if peer not in dict(entries)]:
                     return f"in vain for {' and '.join(missing)}"
     return f"for {entry.what.sender}" if isinstance(entry.what, e.Received) else "for its timer"
 

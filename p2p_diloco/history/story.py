@@ -97,9 +97,9 @@ class Story:
         not two."""
         fragment, epoch = commit.fragment, commit.version.epoch
         made, before = self._versions.setdefault((fragment, epoch), {}), self._versions.get((fragment, epoch - 1), {})
-        if commit.version.digest not in made:
+        if commit.version.chain not in made:
             of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight) or "no contribution"
-            made[commit.version.digest] = f"one made by {commit.leader} from {of}"
+            made[commit.version.chain] = f"one made by {commit.leader} from {of}"
             if len(made) == 2 > len(before):
                 text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made.values())}"
                 self._say(entry, "fork", text, "versions")

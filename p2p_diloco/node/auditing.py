@@ -309,7 +309,7 @@ class Audits:
         """Whether this peer knows the owner, or holds a state that grew from the mean's base. Otherwise peers could
         invent owners and their lies without end."""
         state = self._replica.logs[said.mean.fragment].state
-        grew = state is not None and chain_at(state.links, said.base.epoch) == said.base.digest
+        grew = state is not None and chain_at(state.links, said.base.epoch) == said.base.chain
         return said.mean.owner in self._roster.peers or grew
 
     def _read(self, said: Accusation) -> Case:

@@ -31,10 +31,10 @@ CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
 PEERS = {
     "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
-    "behind",
+    "demoted",
 }  # fmt: skip
 """The fields whose text names peers."""
-CHAINS = {"key", "digest", "links", "heads", "digests"}
+CHAINS = {"key", "chain", "digest", "links", "heads", "digests"}
 """The fields whose text is a hash of a version, a choice or tensors."""
 MOST: dict[str, float] = {
     "incarnation": 2**62, "life": 2**62, "samples": 2**48, "start": leases.POSITION_MAX, "stop": leases.POSITION_MAX,
@@ -64,7 +64,7 @@ def _scalar(hint: Any, name: str) -> Form:
 
 SEAL, HASHES, DIGESTS = f.octets(0, SIGNATURE_BYTES), f.digests(HASH_BYTES), f.digests(CHAIN_BYTES)
 OWN: dict[Any, Form] = {
-    "grant": f.PEER, "behind": f.pair(f.PEER, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
+    "grant": f.PEER, "demoted": f.pair(f.PEER, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
     "sent": f.several(f.whole(2**40, least=-1)),
 }  # fmt: skip
 """The forms of certain types, and of fields by name."""
@@ -214,7 +214,7 @@ def _check_close(close: m.Close, slices: int) -> None:
 
 def _check_links(version: Version, links: m.Links) -> None:
     epochs = [epoch for epoch, _ in links]
-    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
+    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.chain):
         raise Refusal("its links don't lead to its version")
 
 

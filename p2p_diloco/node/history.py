@@ -58,7 +58,7 @@ LEVEL = 1
 """zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
 """The settings of a peer that its history records: no address, no path and no invitation."""
-FORM = 5
+FORM = 6
 """The version of this form."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 

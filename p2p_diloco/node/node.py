@@ -131,10 +131,10 @@ class Node:
                 self._send(to, message)
             case e.Average() | e.Apply() | e.Fill() | e.Roll():
                 self._due.append(effect)
-            case e.Accept(proposals):
+            case e.Accept(versions):
                 await self._trainer.not_reading()
                 self.work.accept(effect)
-                for fragment, _ in proposals:
+                for fragment, _ in versions:
                     self.look(fragment)
             case e.Keep(fragment):
                 self.work.keep(effect)

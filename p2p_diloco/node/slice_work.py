@@ -199,7 +199,7 @@ class SliceWork:
 
     def accept(self, effect: e.Accept) -> None:
         """Make staged slices the present ones. After a step of `apply` nothing is left to do."""
-        for fragment, version in effect.proposals if effect.staged else ():
+        for fragment, version in effect.versions if effect.staged else ():
             self._changes[fragment] += 1
             for number in range(len(self._indices[fragment])) if effect.numbers is None else effect.numbers:
                 index = self._indices[fragment][number]

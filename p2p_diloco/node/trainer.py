@@ -157,7 +157,7 @@ class TrainerSide:
     def _told(self) -> dict[str, Any]:
         replica = self._replica
         return {
-            "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.digest] for v in replica.versions],
+            "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.chain] for v in replica.versions],
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),

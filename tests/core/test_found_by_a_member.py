@@ -255,7 +255,7 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     def meet(peer: str, grant: str) -> None:
         log.roster.granted(peer, grant, 3.0)
         log.roster.heard(peer)
-        log.roster.summarized(peer, Summary(1, "worker", heads=((3, log.held.version.digest),)))
+        log.roster.summarized(peer, Summary(1, "worker", heads=((3, log.held.version.chain),)))
         closing.shows(log, peer, 3)
 
     def briefly() -> str:
@@ -352,7 +352,7 @@ def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, M
     def lie(sender: str, _to: str, message: Message) -> Message:
         version = world.peers["A"].replica.logs[0].held.version
         if sender == silent and isinstance(message, Probe | ProbeAck) and message.summary.heads:
-            heads, out = ((version.epoch, version.digest),), (version.epoch if sent else -1,)
+            heads, out = ((version.epoch, version.chain),), (version.epoch if sent else -1,)
             return replace(message, summary=replace(message.summary, heads=heads, sent=out))
         return message
 
@@ -391,11 +391,11 @@ def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, Mess
 
     def lie(sender: str, _to: str, message: Message) -> Message:
         held = world.peers["A"].replica.logs[0].held
-        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, digest="lie")
+        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, chain="lie")
         if sender in silent and isinstance(message, Probe | ProbeAck):
-            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.digest),)))
+            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.chain),)))
         if sender in silent and isinstance(message, Told):
-            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.digest)),), fresh=False)
+            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.chain)),), fresh=False)
         return message
 
     return lie
@@ -435,13 +435,13 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     world = World("ABCX", rules(round_timeout=600.0))
     world.reach(3)
     heads = {log.fragment: log.held.version for log in world.peers["A"].replica.logs}
-    lie = replace(heads[0], samples=heads[0].samples + 500, epoch=heads[0].epoch + 5, digest="lie")
+    lie = replace(heads[0], samples=heads[0].samples + 500, epoch=heads[0].epoch + 5, chain="lie")
 
     def ahead(sender: str, _to: str, message: Message) -> Message:
         if sender == "X" and isinstance(message, Probe | ProbeAck):
-            return replace(message, summary=replace(message.summary, heads=((lie.epoch, lie.digest),)))
+            return replace(message, summary=replace(message.summary, heads=((lie.epoch, lie.chain),)))
         if sender == "X" and isinstance(message, Told):
-            return replace(message, versions=(lie,), links=((*message.links[0], (lie.epoch, lie.digest)),))
+            return replace(message, versions=(lie,), links=((*message.links[0], (lie.epoch, lie.chain)),))
         return message
 
     world.lies.append(ahead)

@@ -62,7 +62,7 @@ def a_log(me: str, *names: str, of: Rules | None = None) -> FragmentLog:
     for name in names:
         if name != me:
             roster.heard(name)
-            roster.summarized(name, Summary(1, "worker", heads=((3, state.version.digest),)))
+            roster.summarized(name, Summary(1, "worker", heads=((3, state.version.chain),)))
     return log
 
 
@@ -198,7 +198,7 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     assert not claims.would_promise(log, "E", 2, 1.0)
     log.roster.peers["A"].dead = True
     log.roster.heard("E")
-    log.roster.summarized("E", Summary(1, "worker", heads=((3, log.held.version.digest),)))
+    log.roster.summarized("E", Summary(1, "worker", heads=((3, log.held.version.chain),)))
     assert claims.would_promise(log, "E", 2, 1.0)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 0, "A")
@@ -225,7 +225,7 @@ def decided(mine: Told, *others: Told) -> tuple[str, set[str]]:
     names = "BCDE"[: len(others)]
     lineage.inquiry = Inquiry(0.0, list(names), dict(zip(names, others, strict=True)))
     belief = lineage.decide(10.0)
-    return "" if belief is None else belief.told.versions[0].digest, log.roster.elsewhere
+    return "" if belief is None else belief.told.versions[0].chain, log.roster.elsewhere
 
 
 def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
@@ -238,7 +238,7 @@ def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
     exchange.contribute(old, 0.0)
     first, _ = exchange.ready, exchange.contribute(old, 0.0)
     assert exchange.ready is first  # taken up again on the same base
-    exchange.flying, exchange.carried[0].base = False, replace(log.held.version, digest="of the lost lineage")
+    exchange.flying, exchange.carried[0].base = False, replace(log.held.version, chain="of the lost lineage")
     assert [loaded.outcome.dropped for loaded in exchange.merge().fragments] == [LEFT]
     exchange.contribute(new, 1.0)
     assert first is not None
@@ -310,7 +310,7 @@ def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> Non
     world.reach(2)
     replica = world.peers["A"].replica
     commit, _ = replica.logs[0].last[-1]
-    less, more = (replace(commit, version=replace(commit.version, digest=digest)) for digest in ("", "z"))
+    less, more = (replace(commit, version=replace(commit.version, chain=chain)) for chain in ("", "z"))
     assert [m for _, m in sent(replica.handle(e.Received("B", less), world.now), Commit)] == [commit]
     assert not sent(replica.handle(e.Received("B", more), world.now), Commit)
 
@@ -332,7 +332,7 @@ def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> No
     log = a_log("B", "A", "B")
     assert "A" in log.held.roll
     assert not closing.is_newcomer(log, "A")
-    log.roster.summarized("A", Summary(2, "worker", heads=((3, log.held.version.digest),)))
+    log.roster.summarized("A", Summary(2, "worker", heads=((3, log.held.version.chain),)))
     assert closing.is_newcomer(log, "A")
 
 
@@ -546,7 +546,7 @@ def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> Non
     digests.record(log, 3, ("damage, and a step",))
     right = (((2, hash_of(("right",))),),)
     for name in "BC":
-        log.roster.summarized(name, Summary(1, "worker", heads=((3, log.held.version.digest),), digests=right))
+        log.roster.summarized(name, Summary(1, "worker", heads=((3, log.held.version.chain),), digests=right))
     assert digests.majority(log) == ["B", "C"]
     log.digests[2] = ("right",)
     assert not digests.majority(log)
@@ -582,7 +582,7 @@ def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None
     replica, now = world.peers["A"].replica, world.now
     fetching, state = replica.fetching, replica.logs[0].held
     replica.roster.summarized("C", replace(world.peers["C"].replica.roster.mine, heads=(state.links[0],)))
-    older = replace(state.version, epoch=state.links[0][0], digest=state.links[0][1])
+    older = replace(state.version, epoch=state.links[0][0], chain=state.links[0][1])
     replica.handle(e.Damaged(0, state.version, (1,)), now)
     for number in range(1, 60):
         if any(isinstance(one, e.Keep) for one in fetching.tick(now + number)):
@@ -614,7 +614,7 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
     log.round.phase = Phase.HOLDING
     log.roster.summarized("B", Summary(1, "worker", heads=((4, "another"),)))
     assert holding.offer(log, 0.0) == []
-    log.roster.summarized("B", Summary(1, "worker", heads=((3, log.held.version.digest),)))
+    log.roster.summarized("B", Summary(1, "worker", heads=((3, log.held.version.chain),)))
     assert {to for to, _ in sent(holding.offer(log, 0.0), Commit)} == {"B", "C"}
 
 
@@ -778,7 +778,7 @@ def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() 
     fetching, state = Fetching(log.rules, [log], log.roster), log.held
     fetching.begin([0], ["B"], 1.0, together=False)
     fetching.headed("B", Head(0, state), 1.0)
-    later = replace(state.version, epoch=4, digest="later")
+    later = replace(state.version, epoch=4, chain="later")
     fetching.fetches[0].head = state
     fetching.fetches[0].busy[0], fetching.fetches[0].sources[0] = later, "C"
     wanted = sent(fetching.filled(e.Filled(0, later, 0, "digest"), 1.0), Want)

@@ -69,7 +69,7 @@ def lacking(me: str, *names: str, applied_by: str) -> FragmentLog:
     close = Close(0, log.held.version, 0, names[0], 0, key, choice, (names[0],) * 3)
     log.round.commit = commit_of(log.held, close, ("x", "y", "z"), (names[0],) * 3, log.rules)
     log.round.phase = Phase.LACKING
-    heads = ((4, log.round.commit.version.digest),)
+    heads = ((4, log.round.commit.version.chain),)
     log.roster.summarized(applied_by, Summary(1, "worker", heads=heads, model=ModelVersion(0, 9, 4, "")))
     return log
 

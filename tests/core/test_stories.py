@@ -199,7 +199,7 @@ def test_the_whole_swarm_restarts_from_disk() -> None:
         world.restart(name)
     world.reach(7)
     chains = dict(world.peers["C"].state().links)
-    assert chains[newest.epoch] == newest.digest
+    assert chains[newest.epoch] == newest.chain
     world.check()
 
 
@@ -226,7 +226,7 @@ def test_the_many_win_when_a_cut_heals() -> None:
     world.cuts.clear()
     world.run(60)
     for name in "ABCD":
-        assert dict(world.peers[name].state().links)[majority.version.epoch] == majority.version.digest
+        assert dict(world.peers[name].state().links)[majority.version.epoch] == majority.version.chain
     assert world.peers["A"].notes("fork")
     world.check()
 
@@ -244,7 +244,7 @@ def test_of_equal_sides_the_greater_version_wins() -> None:
     world.cuts.clear()
     world.run(60)
     for name in "ABCD":
-        assert all(dict(world.peers[name].state(f).links)[v.epoch] == v.digest for f, v in enumerate(ahead))
+        assert all(dict(world.peers[name].state(f).links)[v.epoch] == v.chain for f, v in enumerate(ahead))
     world.check()
 
 

@@ -261,14 +261,14 @@ class World:
                 self.train(peer, effect)
 
     def accept(self, peer: Peer, effect: e.Accept) -> None:
-        for fragment, version in effect.proposals:
+        for fragment, version in effect.versions:
             slices = range(len(self.rules.fragments[fragment])) if effect.numbers is None else effect.numbers
             proposed = None if effect.staged else peer.proposals[fragment, version]
             for number in slices:
                 new = peer.staged.pop((fragment, number)) if proposed is None else proposed[number]
                 peer.theta[fragment][number] = new
             peer.proposals = {key: new for key, new in peer.proposals.items() if key[0] != fragment}
-            known = self.versions.setdefault((fragment, version.digest), list(peer.theta[fragment]))
+            known = self.versions.setdefault((fragment, version.chain), list(peer.theta[fragment]))
             if effect.numbers is None:
                 assert not self.strict or known == peer.theta[fragment], "one version has unlike tensors"
             found = tuple(digest(steps) for steps in peer.theta[fragment])
@@ -379,7 +379,7 @@ class World:
                 continue
             for fragment in range(len(self.rules.fragments)):
                 state = peer.state(fragment)
-                known = self.versions.setdefault((fragment, state.version.digest), list(peer.theta[fragment]))
+                known = self.versions.setdefault((fragment, state.version.chain), list(peer.theta[fragment]))
                 assert known == peer.theta[fragment], "peers at one version have unlike tensors"
                 there, progress = peer.counted(fragment), peer.progress[fragment]
                 mine = {f"{peer.name}{number}/{fragment}" for number in range(peer.born, peer.made + 1)}

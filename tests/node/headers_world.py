@@ -48,7 +48,7 @@ class Run:
         self.rules, self.names, self.me = rules, names(count), names(count)[0]
         base = Version(0, 5_000_000, 100, hashed("chain"))
         state = founding(0, base, self.me, SLICES)
-        state = replace(state, links=(*((epoch, hashed(epoch)) for epoch in range(100)), (100, base.digest)))
+        state = replace(state, links=(*((epoch, hashed(epoch)) for epoch in range(100)), (100, base.chain)))
         self.before, self.state = state, self.after(state, 299)
         self.choice = self.chosen(self.state, 300)
         self.key = key_of(0, self.state.version, self.choice)
@@ -108,7 +108,7 @@ class Run:
             self.commit, m.Want(0, base, m.What.MEANS, (1, 2, 3), key), m.Want(0, base, m.What.READY),
             m.Claim(0, base, 3, 7), vote, replace(vote, served=self.close, commit=self.commit),
             m.Held(1, version), m.Stale(0, id, version), m.Ask(), m.Ask(1, (4, 5)),
-            m.Told((base, version), (self.state.links, (*chains, (version.epoch, version.digest))), True),
+            m.Told((base, version), (self.state.links, (*chains, (version.epoch, version.chain))), True),
             m.Head(0, self.state, tuple(hashed(number) for number in range(SLICES))), m.Head(0, asked),
             m.Part(0, version, 23),
         ]  # fmt: skip

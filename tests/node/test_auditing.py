@@ -242,7 +242,7 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(swarm: Swarm
         hidden = Accusation(case.mean, case.base, case.seal)
         a.accused("c", hidden)  # only who has seen the commit can find that nothing is shown
         assert not a._alleged
-        stranger = replace(accusation(a, case, owner="nobody"), base=replace(case.base, digest="invented"))
+        stranger = replace(accusation(a, case, owner="nobody"), base=replace(case.base, chain="invented"))
         a.accused("c", stranger)  # a mean of no lineage, by a peer that was never met
         assert not a._alleged
         a.accused("c", accusation(a, case))

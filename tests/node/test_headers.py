@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import get_args
 
@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core import leases, plan, revision, state, version
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.state import append, is_sound, key_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.fields import check_place
+from p2p_diloco.node.fields import CHAINS, LONGEST, MOST, OWN, PEERS, check_place
 from p2p_diloco.node.forms import NO_RUN
 from p2p_diloco.node.headers import OF_KIND, PROTOCOL, expanded, opened, pack, packed, unpack
 from tests.node.headers_world import OF_LIFE, RULES, SEAL, SLICES, TOKEN, Run, hashed, names, ready
@@ -42,6 +43,13 @@ def named(message: m.Message) -> str:
 
 def test_no_kind_is_forgotten() -> None:
     assert {*map(type, kinds())} == {*get_args(m.Message)} == {*OF_KIND} - {*get_args(wire.NodeMessage)}
+
+
+def test_every_field_with_a_form_of_its_own_is_there() -> None:
+    """A field that has another name now would lose its form and its bound."""
+    everything = [kind for place in (m, leases, plan, revision, state, version) for kind in vars(place).values()]
+    written = {field.name for kind in everything if is_dataclass(kind) for field in fields(kind)}
+    assert {*PEERS, *CHAINS, *MOST, *LONGEST, *(name for name in OWN if isinstance(name, str))} <= written
 
 
 @pytest.mark.parametrize("message", kinds(), ids=named)

@@ -226,7 +226,7 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
     life = ContributionId(2**61, 1)
     ready = rooted(m.Ready(0, base, life, life, 1.0, 1, tuple("0" * 64 for _ in run.rules.fragments[0])))
     signatures = Signatures(liar.peer_id, liar, run.token)
-    links = ((base.epoch, base.digest),)
+    links = ((base.epoch, base.chain),)
     for said, why in (
         (m.Told((base, base), (links, links)), "the Told is refused: it lists 2 fragments"),
         (ready, "its contribution is refused"),

@@ -268,12 +268,12 @@ class Liar:
     def version(self) -> Version:
         """The version that it says it holds."""
         held, more = self.held.version, self.ahead
-        lie = replace(held, samples=held.samples + 100 * more, epoch=held.epoch + more, digest="1e" * 16)
+        lie = replace(held, samples=held.samples + 100 * more, epoch=held.epoch + more, chain="1e" * 16)
         return lie if more else held
 
     def heads(self) -> tuple[tuple[int, str]]:
         """The same, as Summaries and links have it."""
-        return ((self.version().epoch, self.version().digest),)
+        return ((self.version().epoch, self.version().chain),)
 
     def new_id(self) -> ContributionId:
         """The id of its next contribution."""

@@ -74,7 +74,7 @@ def test_a_stranger_says_nothing(field: Field) -> None:
                 (ready, None),
                 (outside.part(ready, 0), ZEROS),
                 (Claim(0, base, 2**40), None),
-                (Told((raised,), (((raised.epoch, raised.digest),),)), None),
+                (Told((raised,), (((raised.epoch, raised.chain),),)), None),
                 (Probe(outside.summary()), None),
                 (Nudge(base.epoch + 2), None),
             ]
@@ -98,16 +98,16 @@ def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
                 state = await member.look()
                 version = state.version
                 forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1)
-                links = (*state.links, (forged.epoch, forged.digest))
+                links = (*state.links, (forged.epoch, forged.chain))
                 await member.tell_all(Head(0, replace(state, version=forged, links=links)))
                 for number in range(SLICES):
                     await member.tell_all(Part(0, forged, number), STATE_ZEROS)
                 raised = replace(version, generation=version.generation + 1)
-                await member.tell_all(Told((raised,), (((raised.epoch, raised.digest),),)))
+                await member.tell_all(Told((raised,), (((raised.epoch, raised.chain),),)))
                 await member.tell_all(Claim(0, (await member.look()).version, 2**40))
                 made = member.commit(member.choice((member.id, member.ready())))
                 await member.tell_all(made)
-                assert (made.version.epoch, made.version.digest) not in (await member.look()).links
+                assert (made.version.epoch, made.version.chain) not in (await member.look()).links
             assert not member.got(Ask)
             votes = member.got(Vote)
             assert votes

@@ -186,7 +186,7 @@ class Face(Replica):
 
     def remembers(self, unit: int, version: Version) -> bool:
         """Whether this version is the present one or an ancestor that the state still names."""
-        return chain_at(self.of(unit).links, version.epoch) == version.digest
+        return chain_at(self.of(unit).links, version.epoch) == version.chain
 
     def steps_made(self, unit: int) -> int:
         """Return how many inner steps of one trainer the unit's commits stand for, each by the H of its time."""
@@ -346,7 +346,7 @@ class Face(Replica):
 
     def _accept(self, process: Process, effect: e.Accept) -> None:
         world, truth = process.world, self.truth
-        for fragment, version in effect.proposals:
+        for fragment, version in effect.versions:
             store = self.stores[fragment]
             proposed = None if effect.staged else store.proposals[version]
             numbers = range(len(store.present)) if effect.numbers is None else effect.numbers

@@ -236,7 +236,7 @@ class Hostile:
             return
         self.world.feed_alive(to, Received(self.name, message))
         heads = [fetch.head.version for fetch in replica.fetching.fetches.values() if fetch.head is not None]
-        taken = [v for v in (*replica.versions, *heads) if v is not None and v.digest in self.forged]
+        taken = [v for v in (*replica.versions, *heads) if v is not None and v.chain in self.forged]
         require(not taken, "q", f"{to.name} uses a version that was made up: {taken}")
 
     def _is_asked(self, to: Process, message: Told | Head | Part) -> bool:
@@ -388,7 +388,7 @@ class Hostile:
         """Make up a state for which nobody asked."""
         v = state.version
         forged = Version(v.generation, v.samples + HUGE, v.epoch + self.rng.choice([0, 1, 5]), self._digest())
-        links = (*state.links, (forged.epoch, forged.digest))
+        links = (*state.links, (forged.epoch, forged.chain))
         match self.rng.randrange(3):
             case 0:
                 versions = tuple(log.held.version for log in process.replica.logs)
@@ -423,7 +423,7 @@ class Hostile:
     def _summary(self, process: Process) -> Summary:
         """Return a Summary that may lie, but claims no greater model than ``process`` has."""
         rng, replica, number = self.rng, process.replica, process.replica.roster.mine.number
-        heads = tuple((v.epoch, v.digest) for v in replica.versions if v is not None) if replica.has_state else ()
+        heads = tuple((v.epoch, v.chain) for v in replica.versions if v is not None) if replica.has_state else ()
         model = replica.model
         if self.delays or rng.random() < 0.5:
             return Summary(self.incarnation, "worker", True, model, heads, speed=1.0, number=number)

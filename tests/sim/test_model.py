@@ -131,7 +131,7 @@ def test_one_key_that_makes_two_versions_shows() -> None:
     world = calm()
     replica = world.alive["p1"].replica
     commit = replica.logs[0].last[-1][0]
-    other = replace(commit, version=replace(commit.version, digest="other"))
+    other = replace(commit, version=replace(commit.version, chain="other"))
     with pytest.raises(Violation, match=r"\(x\)"):
         replica._agrees(other)
 
