@@ -40,7 +40,7 @@ class Classifier(LightningModule):
         return F.cross_entropy(self.layers(batch[0]), batch[1])
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.log("held_out", F.cross_entropy(self.layers(batch[0]), batch[1]))
+        self.log("val_loss", F.cross_entropy(self.layers(batch[0]), batch[1]))
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -56,5 +56,5 @@ callback = DilocoCallback()  # takes its settings from `p2p-diloco join`; withou
 trainer = Trainer(max_steps=STEPS, check_val_every_n_epoch=5, callbacks=[callback], logger=False, accelerator="auto")
 model = Classifier()
 trainer.fit(model, training, held_out)  # validates the global parameters; then the module holds the run's result
-loss = trainer.validate(model, held_out, verbose=False)[0]["held_out"]
+loss = trainer.validate(model, held_out, verbose=False)[0]["val_loss"]
 sys.stderr.write(f"step {callback.peer.global_step}  epoch {callback.peer.epoch}  held-out loss {loss:.4f}\n")

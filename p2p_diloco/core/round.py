@@ -26,67 +26,61 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Round:
-    """The round that makes a fragment's next version. Times are in seconds.
-
-    began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
-    come. asks_at, patience: when to ask again for what is missing, and the interval before that.
-    term, leader: the greatest claim that this peer has promised to. since: the number of that claim; inf: the leader
-    itself has not told it; -1: it holds by the plan. led: this peer has held the term in this round, and yielded.
-    promised: who promised this peer's own claim; None: it needs none. votes: the newest votes about this peer's claim
-    or lead. refused: by peer, its claim that was not promised, (term, number); inf: another peer told it. heard: by
-    peer, the number of its newest claim or vote.
-    handed: who has this peer's own contribution, and since when.
-    waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
-    it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last came.
-    closed_at: when it was first closed. moving: when a transfer with each peer last made progress. half_at: when half
-    of the means were there.
-    readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
-    attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here.
-    means: by key and number; computing: begun; delivered: (peer, key, number) of own ones that have reached a peer.
-    lacks: (number, author) → since when an owner lacks this slice, and whether the leader has passed it on. asked: when
-    each owner was asked what it lacks, or each peer for means. excluded: owners that the round goes on without.
-    commits: by their authors, not accepted. void: chains of commits whose means nobody has. commit: accepted or own.
-    working: the outer step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
-    offered to each again.
-    """
+    """The round that makes a fragment's next version. Times are in seconds."""
 
     phase: Phase = Phase.EMPTY
-    began: float = 0.0
-    opened: float | None = None
-    asks_at: float = 0.0
-    patience: float = 0.0
-    term: int = 0
+
+    # -- when it opens, and what is asked for
+    began: float = 0.0  # when the version came
+    opened: float | None = None  # since when missing peers are waited for; None: too few contributions have come
+    asks_at: float = 0.0  # when to ask again for what is missing
+    patience: float = 0.0  # the interval before that
+
+    # -- who leads
+    term: int = 0  # the greatest claim that this peer has promised to: its term and its leader
     leader: str = ""
-    promised: set[str] | None = None
-    votes: dict[str, Vote] = field(default_factory=dict)
+    since: float = -1  # the number of that claim; inf: the leader itself has not told it; -1: it leads by the plan
+    led: bool = False  # this peer has led in this round, and yielded
+    promised: set[str] | None = None  # who promised this peer's own claim; None: it needs no promise
+    votes: dict[str, Vote] = field(default_factory=dict)  # the newest votes about this peer's claim or lead
     refused: dict[str, tuple[int, float]] = field(default_factory=dict)
-    heard: dict[str, int] = field(default_factory=dict)
-    since: float = -1
-    led: bool = False
-    waited: dict[str, float] = field(default_factory=dict)
-    passed: set[str] = field(default_factory=set)
+    """By peer, its claim that was not promised, as (term, number); inf: another peer told it."""
+    heard: dict[str, int] = field(default_factory=dict)  # by peer, the number of its newest claim or vote
+
+    # -- who is waited for
+    handed: tuple[str, float] = ("", 0.0)  # who has this peer's own contribution, and since when
+    waited: dict[str, float] = field(default_factory=dict)  # how long each peer was waited for
+    passed: set[str] = field(default_factory=set)  # whom the round goes on without
     idle: dict[str, tuple[int, float]] = field(default_factory=dict)
-    handed: tuple[str, float] = ("", 0.0)
-    moved_at: float = 0.0
-    closed_at: float = math.inf
-    moving: dict[str, float] = field(default_factory=dict)
-    half_at: float | None = None
+    """How often each peer led and did nothing, or claimed again, and until when it is promised nothing."""
+    moved_at: float = 0.0  # when a part last came
+    moving: dict[str, float] = field(default_factory=dict)  # when a transfer with each peer last made progress
+    closed_at: float = math.inf  # when the round was first closed
+    half_at: float | None = None  # when half of the means were there
+
+    # -- contributions
     readys: dict[str, Ready] = field(default_factory=dict)
-    arrived: dict[str, float] = field(default_factory=dict)
     slices: dict[tuple[int, str], Slice] = field(default_factory=dict)
-    owners: tuple[str, ...] = ()
-    attempt: int = -1
-    close: Close | None = None
-    served: Close | None = None
-    computing: set[tuple[str, int]] = field(default_factory=set)
-    delivered: set[tuple[str, str, int]] = field(default_factory=set)
-    means: dict[tuple[str, int], Mean] = field(default_factory=dict)
+    arrived: dict[str, float] = field(default_factory=dict)  # asynchronous: when each Ready came
+
+    # -- means
+    owners: tuple[str, ...] = ()  # who computes each slice's mean
+    attempt: int = -1  # of the newest Close of this peer
+    close: Close | None = None  # the newest Close, sent or received
+    served: Close | None = None  # the greatest one for which a mean was begun here
+    computing: set[tuple[str, int]] = field(default_factory=set)  # by key and number: means that were begun
+    means: dict[tuple[str, int], Mean] = field(default_factory=dict)  # by key and number
+    delivered: set[tuple[str, str, int]] = field(default_factory=set)  # (peer, key, number) of own ones it has
     lacks: dict[tuple[int, str], tuple[float, bool]] = field(default_factory=dict)
+    """(number, author) → since when an owner lacks this slice, and whether the leader has passed it on."""
     asked: dict[str, float] = field(default_factory=dict)
-    excluded: set[str] = field(default_factory=set)
-    commits: dict[str, Commit] = field(default_factory=dict)
-    commit: Commit | None = None
-    void: set[str] = field(default_factory=set)
-    working: Apply | None = None
-    holding: set[str] = field(default_factory=set)
-    offered: dict[str, float] = field(default_factory=dict)
+    """When each owner was asked what it lacks, or each peer for means."""
+    excluded: set[str] = field(default_factory=set)  # owners that the round goes on without
+
+    # -- commits
+    commits: dict[str, Commit] = field(default_factory=dict)  # by their authors, not accepted
+    void: set[str] = field(default_factory=set)  # chains of commits whose means nobody has
+    commit: Commit | None = None  # accepted, or own
+    working: Apply | None = None  # the outer step under way
+    holding: set[str] = field(default_factory=set)  # asynchronous: who holds the own commit
+    offered: dict[str, float] = field(default_factory=dict)  # asynchronous: when it is offered to each again
