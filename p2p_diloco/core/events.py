@@ -21,7 +21,7 @@ from .version import ContributionId, Version
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class Broke:
     """A connection to the peer broke. This is a reason to suspect the peer and to probe it at once, but no proof of its
     death."""
 
@@ -287,7 +287,7 @@ class Restore:
 
 
 Event = (
-    Received | Delivered | SendFailed | Closed | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
+    Received | Delivered | SendFailed | Broke | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
     | Contribute | Averaged | Applied | Filled | Rolled | Digested | Damaged | Found | Restore | Revised | Expelled
     | Granted | Depart | Wakeup
 )  # fmt: skip
@@ -391,7 +391,7 @@ Effect = (
 )  # fmt: skip
 
 __all__ = [
-    "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
+    "Accept", "Applied", "Apply", "Average", "Averaged", "Broke", "Changed", "Complaint", "Contribute", "Damaged",
     "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
     "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
     "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed",

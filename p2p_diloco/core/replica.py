@@ -183,7 +183,7 @@ class Replica:
     def _of_peers(self, event: e.Event, now: float) -> list[e.Effect]:
         """Handle an event of this peer's surroundings or of its trainer."""
         match event:
-            case e.Closed(peer) if self.roster.live(peer):
+            case e.Broke(peer) if self.roster.live(peer):
                 self.roster.peers[peer].suspect = True
                 return self.presence.probe(peer, now)
             case e.Moving(peer):

@@ -123,7 +123,7 @@ def _causes(entries: Sequence[Entry]) -> Iterator[tuple[int, str]]:
                 yield -1, f"until {me} may train"
             case e.Received(sender, message) if (sent := (sender, me, key_of(message))) in last:
                 yield last[sent], f"{sender}'s {type(message).__name__} travels to {me}"
-            case e.Closed(peer) | e.SendFailed(peer, _, True) if last.get((peer, DIED), -1) > last.get(peer, -1):
+            case e.Broke(peer) | e.SendFailed(peer, _, True) if last.get((peer, DIED), -1) > last.get(peer, -1):
                 yield last[peer, DIED], f"{me} notices the death of {peer}"
             case e.Averaged() | e.Applied() | e.Filled() | e.Rolled() as done:
                 yield last.get((me, _place(done)), -1), WORK[type(done)].format(me)

@@ -64,7 +64,7 @@ class Node:
 
     def closed(self, peer: str) -> None:
         self._common.shared.reconnections += 1
-        self.events.post(e.Closed(peer))
+        self.events.post(e.Broke(peer))
 
     def moving(self, peer: str) -> None:
         self._heard[peer] += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Closed, Moving, Received
+from p2p_diloco.core.events import Broke, Moving, Received
 from p2p_diloco.data.files import cut_files
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
@@ -379,7 +379,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path) -> None:
                 await transport.send("p", packed(message))
         with pytest.raises(Refusal, match="did not ask"):
             await transport.send("p", packed(wire.SliceBytes(slices.fingerprint, 3, 8)), memoryview(line(3)))
-        assert not [event for event in posted if isinstance(event, (Closed, Moving, Received))]
+        assert not [event for event in posted if isinstance(event, (Broke, Moving, Received))]
         announcing.cancel()
         await peer.stop()
         assert not Path(door).exists()

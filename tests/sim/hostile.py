@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2p_diloco.core import claims
 from p2p_diloco.core.admission import countable, unsound
-from p2p_diloco.core.events import Closed, Delivered, Expelled, Received, SendFailed
+from p2p_diloco.core.events import Broke, Delivered, Expelled, Received, SendFailed
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.messages import (
     Ask,
@@ -113,7 +113,7 @@ class Hostile:
             if self.is_expelled:
                 self.world.later(process, self.rng.uniform(0.01, 3.0), Expelled(self.name, "a lie"))
             else:
-                self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
+                self.world.later(process, self.rng.uniform(0.01, 0.3), Broke(self.name))
 
     def takes(self, sender: Process, to: str, message: Message) -> bool:
         """Take a message that is for this member, and let the member answer as it likes. Return False if the message is

@@ -12,7 +12,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Closed, Reachable
+from p2p_diloco.core.events import Broke, Reachable
 
 if TYPE_CHECKING:
     from .process import Process
@@ -131,7 +131,7 @@ class Ways:
             del self._taken[pair]
             holder = world.alive.get(pair[0])
             if holder is not None and holder.replica.roster.live(pair[1]) and self.rng.random() < 0.5:
-                world.later(holder, self.rng.uniform(0.01, 0.3), Closed(pair[1]))
+                world.later(holder, self.rng.uniform(0.01, 0.3), Broke(pair[1]))
 
     def switch(self) -> None:
         """Stop the bootstrap node, or start it again."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from random import Random
 
 from p2p_diloco.core.events import (
+    Broke,
     Changed,
-    Closed,
     Complaint,
     Delivered,
     Discovered,
@@ -137,7 +137,7 @@ class World:
         for other in list(self.alive.values()):
             linked = self.ways.joined(name, other.name) if self.ways.on else self.connected(name, other.name)
             if linked and process.replica.roster.live(other.name):
-                self.later(other, self.rng.uniform(0.01, 0.3), Closed(name))
+                self.later(other, self.rng.uniform(0.01, 0.3), Broke(name))
         self.ways.lost(name)
         self.ways.look()
 
