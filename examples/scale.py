@@ -168,7 +168,7 @@ class Swarm:
         for other in self.live.values():
             if other.name in dead.linked:
                 moment = self.now + self.rng.uniform(0.01, BREAKS_WITHIN_S)
-                self.at(moment, functools.partial(other.feed, events.Closed(name)))
+                self.at(moment, functools.partial(other.feed, events.Broke(name)))
 
     def join(self) -> str:
         """A newcomer finds all live peers; returns its name."""

@@ -21,7 +21,7 @@ from setting import DEAD_S, Result, Setting
 from task import Learner, Task
 
 from p2p_diloco import RunConfig
-from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
+from p2p_diloco.core.events import Broke, Delivered, Discovered, Event, Received, SendFailed
 from p2p_diloco.core.messages import Mean, Message, Part, Slice
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run, layout_of
@@ -141,7 +141,7 @@ class Swarm:
             peer = self.live.pop(self.drawn.choice(able).name)
             peer.task.cancel()
             for other in self.live.values():
-                self._later(other, LATENCY_S, Closed(peer.name))
+                self._later(other, LATENCY_S, Broke(peer.name))
             self.join()
         asyncio.get_running_loop().call_later(self._pause(), self._kill)
 

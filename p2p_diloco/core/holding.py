@@ -188,11 +188,12 @@ def offer(log: FragmentLog, now: float) -> list[Effect]:
 
 
 def answers(log: FragmentLog, commit: Commit) -> list[Effect]:
-    """Answer the submitters that the leader's own commit counts, now that it is the present version."""
+    """Answer the submitters that the leader's own commit counts, now that it is the present version. If the commit
+    hands over to another leader, answer those that it doesn't count, too: they submit to that one then."""
     if commit.leader != log.me:
         return []
-    found = ((peer, ready.base) for peer, ready in commit.choice.entries)
-    return [effect for peer, base in found for effect in news(log, peer, base)]
+    found = [*commit.choice.entries, *(() if log.leads else log.round.readys.items())]
+    return [effect for peer, ready in found for effect in news(log, peer, ready.base)]
 
 
 def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effect]:

@@ -282,7 +282,7 @@ class Replica:
         has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
         asks = self.own.fragment == fragment and has_it
         if not asks or log.relation(version) != "ahead" or self.fetching.under_way or log.phase is not Phase.COLLECTING:
-            return []
+            return []  # `_settle` tries again once what is under way has come
         return self.fetching.begin([fragment], [sender], now, together=False)
 
     def _delivered(self, to: str, message: m.Message, now: float, *, ok: bool) -> list[e.Effect]:
@@ -382,6 +382,10 @@ class Replica:
             if old is not None:
                 effects += self.fetching.stepped(log, old, now)
             effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
+        for log in self.logs if moved and self.rules.asynchronous else ():
+            answers = [(key[1], kept.version) for key, kept in log.early.items() if isinstance(kept, m.Commit)]
+            for sender, version in answers:
+                effects += self._follow(sender, log.fragment, version, now)
         if moved:
             effects += self._moved(before, now)
         if landed := self.own.landed():

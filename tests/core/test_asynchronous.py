@@ -126,6 +126,20 @@ def test_an_answered_submitter_waits_for_nobody() -> None:
     world.check()
 
 
+@pytest.mark.parametrize("trains_s", [0.05, 1.0])
+def test_nobody_waits_long_for_an_answer(trains_s: float) -> None:
+    """Ten peers submit at once again and again. Most are several versions behind when they are answered, and while
+    they still apply an earlier commit; now and then the leader hands over. Each is answered all the same: within
+    seconds, not once it has asked again after `heartbeat_timeout`."""
+    world = World("ABCDEFGHIJ", rules(mode="async", heartbeat_interval=0.2, heartbeat_timeout=20.0), trains_s=trains_s)
+    world.busy = 4000
+    world.run(45)
+    assert len({commit.leader for commit in world.sent(Commit)}) > 1, "the leader has handed over"
+    assert all(wait < 6.0 for peer in world.peers.values() for wait in peer.waits), world.tell()
+    assert min(peer.made for peer in world.peers.values()) > 10, world.tell()
+    world.check()
+
+
 def test_an_answered_submitter_asks_for_nothing() -> None:
     """In a calm run each submitter gets the commits since its base with their means, so its exchange takes as long as
     the messages do."""

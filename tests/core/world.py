@@ -70,6 +70,8 @@ class Peer:
     dropped: set[str] = field(default_factory=set)
     seen: list[Any] = field(default_factory=list)  # all notes and complaints
     waits_for_release: bool = False
+    contributed_at: float = 0.0
+    waits: list[float] = field(default_factory=list)  # how long each exchange took, in seconds
     stuck: bool = False
     stopped_at: int | None = None  # the fragment that a stuck trainer would have sent
     life: int = 1
@@ -116,6 +118,7 @@ class World:
         self.delivered: list[tuple[float, str, str, Message]] = []
         self.versions: dict[tuple[int, str], list[Steps]] = {}
         self.trains_s = trains_s
+        self.busy = 400  # the most events a second
         self.confirms_after_s = 0.0  # how much later than a message its sender learns that it has arrived
         for name in names:
             self.start(name, found=found and name == names[0])
@@ -173,7 +176,7 @@ class World:
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass; stop early once ``until`` holds. Return whether it does."""
-        end, most = self.now + seconds, int(400 * (seconds + 10))
+        end, most = self.now + seconds, int(self.busy * (seconds + 10))
         for played in count():
             if until():
                 return True
@@ -324,6 +327,7 @@ class World:
                     self.steps(peer, due)
             case e.Release():
                 peer.waits_for_release = False
+                peer.waits.append(self.now - peer.contributed_at)
                 self.later(peer, 0.0, e.Merge())
 
     def goes_on(self, name: str) -> None:
@@ -362,7 +366,7 @@ class World:
             progress.pending |= {f"{peer.name}{peer.made}/{number}"}
         pending = peer.progress[fragment].pending
         slices = len(self.rules.fragments[fragment])
-        peer.waits_for_release = True
+        peer.waits_for_release, peer.contributed_at = True, self.now
         event = e.Contribute(fragment, 1.0, 10, (digest(pending),) * slices, (pending,) * slices)
         self.handle(peer.name, event)
         own = peer.replica.own

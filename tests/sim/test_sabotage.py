@@ -252,6 +252,18 @@ IN_WORLDS = [
 IN_STORIES = [
     # where the rule is broken, old text, new text, the story that shows it
     in_story(
+        Replica._settle,
+        "if moved and self.rules.asynchronous else ()",
+        "if False else ()",
+        partial(asynchronous.test_nobody_waits_long_for_an_answer, 0.05),
+    ),
+    in_story(
+        holding.answers,
+        "() if log.leads else log.round.readys.items()",
+        "()",
+        partial(asynchronous.test_nobody_waits_long_for_an_answer, 0.05),
+    ),
+    in_story(
         Exchange.delivered,
         "self.flying if self.rules.asynchronous",
         "True if self.rules.asynchronous",
