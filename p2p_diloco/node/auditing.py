@@ -27,13 +27,14 @@ from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.shares import Budget
 from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.inbox import Budget, group_of
+from p2p_diloco.node.inbox import group_of
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
@@ -89,7 +90,7 @@ class Audits:
         self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
         # means that others call lies, and whose commits this peer never saw or has forgotten
         self._alleged: dict[OfMean, Case] = {}
-        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
+        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
         # each accusation, and each peer that contradicts itself, with the peer that was told and its incarnation
         self._told = set[tuple[OfMean | str, str, int]]()
         self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.net.shares import ASKERS_MAX, Budget
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
 from p2p_diloco.node.forms import NO_RUN
@@ -324,10 +325,8 @@ class Refusals:
 # invitation can start any number of peers with it; a single peer in an open run, where anyone can make identities. Even
 # peers that join again and again need far less than their allowance.
 
-FETCHES_AT_ONCE = 16.0
-"""The states of the whole model that a group may ask for at once. After that the allowance grows by one whole state in
-`FETCH_EVERY_S` seconds, up to this number again."""
-FETCH_EVERY_S = 1.0
+FETCHES_AT_ONCE, FETCHES_PER_S = 16.0, 1.0
+"""The states of the whole model that a group may ask for: at once, and each second."""
 FETCH_COST_MIN = 1 / 128
 """The cost of a request that leads to no state or to a small part of one, in whole states."""
 NUDGED_EXCHANGES_MAX = 2
@@ -336,29 +335,6 @@ be one exchange behind that peer."""
 MESSAGES_AT_ONCE, MESSAGES_PER_S = 64.0, 16.0
 """The messages without a payload that an honest peer sends to another one at most: at once, and for each commit or
 second. Five a round are usual, up to 14 on a machine that does much else."""
-GROUPS_MAX = 4096
-"""The most groups that are remembered; the one that asked longest ago is forgotten first."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """What each group may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
-    again. A group that isn't remembered has its full budget."""
-
-    at_once: float
-    every_s: float
-    _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # by group: how much was left, and when
-
-    def takes(self, group: Hashable, cost: float, now: float) -> bool:
-        """Take `cost` from a group's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
-        return False."""
-        left, since = self._left.pop(group, (self.at_once, now))
-        left = min(left + max(now - since, 0.0) / self.every_s, self.at_once)
-        allowed = left >= cost
-        self._left[group] = left - cost if allowed else left, now
-        if len(self._left) > GROUPS_MAX:
-            del self._left[next(iter(self._left))]
-        return allowed
 
 
 @dataclass(slots=True)
@@ -366,8 +342,8 @@ class Allowances:
     """How many messages each group may still send, and how many states and nudges it may ask for. A group that isn't
     remembered has its full allowance."""
 
-    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, 1 / MESSAGES_PER_S))
-    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
+    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, MESSAGES_PER_S))
+    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCHES_PER_S))
     _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
 
     def message(self, group: Hashable, peers: int, commits: int, now: float) -> bool:
@@ -394,6 +370,6 @@ class Allowances:
         early = min(max(goal - commits, fragments), NUDGED_EXCHANGES_MAX * fragments)
         self._nudged.pop(group, None)
         self._nudged[group] = commits + early, commits + 2 * early
-        if len(self._nudged) > GROUPS_MAX:
+        if len(self._nudged) > ASKERS_MAX:
             del self._nudged[next(iter(self._nudged))]
         return True
