@@ -284,7 +284,8 @@ async def follow(
     """Find the run, and read its global parameters whenever the trainer's process asks for them, until cancelled."""
     observer = await _observer(setup, swarm, channel.progress)
     run, wait_s = observer.run, setup.local.wait_timeout
-    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
+    me = {"peer_id": swarm.transport.peer_id, "addresses": swarm.transport.addresses()}
+    channel.send("run", **me, config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
 
     async def refreshed() -> dict[str, Any]:
         came = await observer.refresh(wait_s)

@@ -79,7 +79,6 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     shared = SharedMemory(memory_fd, setup.numel)
     async with entered(setup, channel.progress) as swarm:
         transport = swarm.transport
-        channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         tasks = [(follow if observes else take_part)(setup, channel, messages, shared, swarm)]
         if swarm.access is not None:
             member = swarm.access.member
@@ -104,7 +103,8 @@ async def take_part(
     if swarm.access is None and not on_this_machine(local):
         log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
     checkpoint = None if saved is None else str(saved.path)
-    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    me = {"peer_id": swarm.transport.peer_id, "addresses": swarm.transport.addresses()}
+    channel.send("run", **me, config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     theta, base = torch.zeros(run.layout.numel, device="cpu"), None
     if setup.specs is not None:
         answer = await messages.get()
