@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -25,13 +25,15 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import GROUP, MERGE, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
-from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Metrics, Standing, Times, of_node
 from p2p_diloco.peer.node_client import NodeClient, Patience
 from p2p_diloco.peer.progress import DATA, ENDED, UNSOUND, Blend, LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.peer.shard import Supply, tables_of
 from p2p_diloco.tensors.layout import Layout
+
+if TYPE_CHECKING:
+    from p2p_diloco.peer.rank_hooks import Local  # which needs `Hook`
 
 log = logging.getLogger("p2p_diloco")
 

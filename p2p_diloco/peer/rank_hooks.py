@@ -30,7 +30,7 @@ from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
 from p2p_diloco.peer.hook import Hook
-from p2p_diloco.peer.local import Local, LocalModel
+from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
@@ -190,7 +190,7 @@ class RankNHook(RankHook):
     """The hook of a rank other than 0. Its `standing` is the position that rank 0 sent last. `save`:
     `InnerState.save`."""
 
-    def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None]) -> None:
+    def __init__(self, rank0: Rank0Client, local: LocalModel | FarModel, save: Callable[..., None]) -> None:
         super().__init__(Standing())
         self._rank0, self._local, self._save = rank0, local, save
         self.uncounted = 0  # rank 0 warns for all
@@ -221,8 +221,8 @@ class RankNHook(RankHook):
         return read
 
     def _carried_out(self, command: Message) -> object:
-        """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result; global
-        values stay here."""
+        """Carry out a command, which is the name of a method of `LocalModel`, or `save`. Returns the method's result;
+        global values stay here."""
         kind = command.pop("kind")
         if kind == "save":
             self._save(**command)
@@ -459,6 +459,10 @@ class Rank0Model:
         method_here: Callable[..., Any] = getattr(self._own, method)
         answers = self._ranks.together(method, lambda: own.append(method_here(*values)), values=values)
         return own + [answer["result"] for answer in answers]
+
+
+Local = LocalModel | Rank0Model
+"""The parameters of a peer: in this process, or of all its ranks."""
 
 
 class Rank0Hook(RankHook):
