@@ -24,10 +24,10 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import headers, privacy, wire
 from p2p_diloco.node.board import name_of
-from p2p_diloco.node.ending import refuse_if_ended
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, layout_of, token
+from p2p_diloco.node.run_end import refuse_if_ended
 from p2p_diloco.node.run_record import BOARD, Founding, RunRecord, cut_of
 from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import Swarm

@@ -26,7 +26,7 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ending, wire
+from p2p_diloco.node import run_end, wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Handler
@@ -158,11 +158,11 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = next(iter(await ending.read(self._transport, self._founding, self.rules)), None)
+            end = next(iter(await run_end.read(self._transport, self._founding, self.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:
-            raise ending.ended(self.run.run_id, end, observes=True)
+            raise run_end.ended(self.run.run_id, end, observes=True)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
         self._donor = donor
@@ -337,6 +337,6 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
         if clock() < give_up_at:
             await asyncio.sleep(LOOK_EVERY_S)
             continue
-        await ending.refuse_if_ended(transport, run_id, observes=True)
+        await run_end.refuse_if_ended(transport, run_id, observes=True)
         mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
         raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

@@ -37,12 +37,12 @@ from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.joining import RECORD_EVERY_S, Joining
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.observing import follow
 from p2p_diloco.node.privacy import OPEN, keep_notice, watch_revocations
 from p2p_diloco.node.reporting import Reporter
+from p2p_diloco.node.run_end import Ending
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.shared import Setup, SharedMemory

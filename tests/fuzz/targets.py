@@ -50,7 +50,8 @@ from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
-from p2p_diloco.node import board, curves, ending, fetching, privacy, wire
+from p2p_diloco.node import board, curves, fetching, privacy, wire
+from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.fields import STATE
 from p2p_diloco.node.forms import NO_RUN, About
 from p2p_diloco.node.headers import opened, pack, packed, unpack
