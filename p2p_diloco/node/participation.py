@@ -147,7 +147,6 @@ class Participation:
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
-        swarm = met_through(self._common.local.initial_peers, transport.peer_id)
         consuming = asyncio.create_task(self._node.consume())
         beside = (
             self._trainer.serve(messages),
@@ -168,14 +167,7 @@ class Participation:
             records.publish(transport, run_id, self._reporter.status, self._common.event_log.news),
             curves.keep(transport, run_id, self._reporter.point),
             *self._metrics(),
-            records.look_around(
-                transport,
-                run_id,
-                self._discovered,
-                lambda: len(roster.alive()),
-                lambda addresses: remember(run_id, swarm, addresses),
-                self._check_identity,
-            ),
+            self._look_around(),
         )
         try:
             await until_one_ends(beside, consuming)
@@ -255,10 +247,21 @@ class Participation:
         shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
         shared.retries = self._outbox.failed
 
-    def _discovered(self, peer: str, name: str) -> None:
-        self._common.event_log.name(peer, name)
-        self._common.history.name(asyncio.get_running_loop().time(), peer, name)
-        self._events.post(Discovered(peer))
+    async def _look_around(self) -> None:
+        """Until cancelled, tell the replica of the peers that have records in the DHT, and remember their addresses."""
+        common, me, roster = self._common, self._transport.peer_id, self._replica.roster
+        swarm = met_through(common.local.initial_peers, me)
+        around = records.look_around(self._transport, self._run.run_id, lambda: len(roster.alive()))
+        async for record, has_new_addresses in around:
+            if record.peer_id == me:
+                self._check_identity(record)
+                continue
+            if has_new_addresses:
+                remember(self._run.run_id, swarm, record.addresses)
+            name = record.name[:64]
+            common.event_log.name(record.peer_id, name)
+            common.history.name(asyncio.get_running_loop().time(), record.peer_id, name)
+            self._events.post(Discovered(record.peer_id))
 
     def _check_identity(self, record: PeerStatus) -> None:
         """Check, by the DHT record under this peer's id, that no other process uses the same identity.
