@@ -27,7 +27,6 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Refusal, Transport, Unreachable
 from p2p_diloco.node import board
 from p2p_diloco.node.board import Board
-from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Questions
 from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices
@@ -95,7 +94,7 @@ async def manifest_of(transport: Transport, questions: Questions, record: DataNo
             raise Refusal("the manifest isn't the one that the data node's record names")
         return manifest
 
-    return await questions.ask(transport, record.peer_id, packed(ListSlices(name)), name, MANIFEST_BYTES_MAX, read)
+    return await questions.ask(transport, record.peer_id, ListSlices(name), MANIFEST_BYTES_MAX, read)
 
 
 Told = dict[str, tuple[DataNodeRecord, Manifest]]
@@ -290,7 +289,7 @@ class Fetching:
     async def _from(self, data_set: _DataSet, node: _DataNode, index: int) -> memoryview | None:
         """Ask a data node for a slice; None if it doesn't come."""
         clock, peer, identity = asyncio.get_running_loop().time, node.record.peer_id, data_set.manifest.identity
-        one, question = data_set.manifest.slices[index], packed(GetSlice(identity, index))
+        one, question = data_set.manifest.slices[index], GetSlice(identity, index)
 
         def read(payload: memoryview) -> memoryview:
             if not one.is_hash_of(payload):
@@ -299,7 +298,7 @@ class Fetching:
 
         node.under_way += 1
         try:
-            content = await self._questions.ask(self._transport, peer, question, (identity, index), one.nbytes, read)
+            content = await self._questions.ask(self._transport, peer, question, one.nbytes, read)
         except (Refusal, Unreachable) as error:
             if not node.why:
                 log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)

@@ -24,7 +24,7 @@ from p2p_diloco.net.shares import ASKERS_MAX, Budget
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
 from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import expanded, opened, unpack
+from p2p_diloco.node.headers import expanded, opened, packed, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -190,27 +190,27 @@ class Questions:
     """The questions that this process has put to other peers, and that are not answered yet."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, Hashable], _Question] = {}
+        self._open: dict[tuple[str, wire.Question], _Question] = {}
 
     async def ask(
         self,
         transport: Transport,
         peer: str,
-        header: bytes,
-        about: Hashable,
+        asked: wire.Question,
         most: int,
         read: Callable[[memoryview], T],
+        token: bytes = wire.ANY_RUN,
     ) -> T:
-        """Send a peer the question `header`. `about`: what it asks for (`_about`). `most`: the longest answer, in
-        bytes. Returns what `read` makes of the answer's payload.
+        """Send a peer a question. `most`: the longest answer, in bytes; `token`: the run's. Returns what `read` makes
+        of the answer's payload.
 
         Raises:
             Refusal, Unreachable: no answer comes, or `read` refuses it.
         """
         loop, silence_s = asyncio.get_running_loop(), transport.limits.read_timeout_s
-        question = self._open[peer, about] = _Question(most, read, loop.create_future(), loop.time())
+        question = self._open[peer, asked] = _Question(most, read, loop.create_future(), loop.time())
         try:
-            await transport.send(peer, header)
+            await transport.send(peer, packed(asked, token))
             while not question.answer.done():
                 if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
                     raise Unreachable(f"no answer within {silence_s:g} s")
@@ -218,20 +218,20 @@ class Questions:
             found: T = question.answer.result()
             return found
         finally:
-            del self._open[peer, about]
+            del self._open[peer, asked]
             if question.answer.done():
                 question.answer.exception()  # marks the exception as seen: `take` raised it, too
 
     def nbytes(self, message: wire.Answer) -> int:
         """The length of an answer's payload. Raises Refusal if the message answers no open question."""
-        asked = (question.nbytes_max for (_, about), question in self._open.items() if about == _about(message))
-        if not 0 < message.nbytes <= max(asked, default=0):
+        longest = (open.nbytes_max for (_, asked), open in self._open.items() if asked == _asked_by(message))
+        if not 0 < message.nbytes <= max(longest, default=0):
             raise Refusal("this peer did not ask for it, or it is longer than allowed")
         return message.nbytes
 
     def take(self, sender: str, message: wire.Answer, payload: memoryview | None) -> None:
         """Take an answer. Raises Refusal if its sender wasn't asked, or the payload isn't what was asked for."""
-        question = self._open.get((sender, _about(message)))
+        question = self._open.get((sender, _asked_by(message)))
         if question is None or question.answer.done() or payload is None:
             raise Refusal("this peer did not ask for it")
         self.moving(sender)
@@ -260,13 +260,13 @@ class Questions:
         return [question for (asked, _), question in self._open.items() if asked == peer]
 
 
-def _about(answer: wire.Answer) -> Hashable:
+def _asked_by(answer: wire.Answer) -> wire.Question:
     match answer:
         case wire.SliceList(name):
-            return name
+            return wire.ListSlices(name)
         case wire.SliceBytes(data_set, index):
-            return data_set, index
-    return None
+            return wire.GetSlice(data_set, index)
+    return wire.Describe()
 
 
 # -- refused messages
