@@ -345,7 +345,7 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
         await liar.send("reader", header, memoryview(line(1)))
     nodes.network.delay_s = 0.05
     waits = asyncio.create_task(nodes.read(1))
-    await until(lambda: any(what == (identity, 1) for _, what in nodes.inbox.questions._open))
+    await until(lambda: any(what == wire.GetSlice(identity, 1) for _, what in nodes.inbox.questions._open))
     with pytest.raises(Refusal, match="did not ask"):
         await liar.send("reader", header, memoryview(b"poison!!"))
     assert await waits == [line(1)]
