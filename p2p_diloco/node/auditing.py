@@ -26,7 +26,7 @@ from p2p_diloco.core.events import Apply, Average, Averaged, Expelled
 from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
-from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.shares import Budget
 from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.common import Common
@@ -35,7 +35,6 @@ from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of
-from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
@@ -176,20 +175,14 @@ class Audits:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send the copies for a mean to a peer, but a second time only after a copy got lost or the peer restarted."""
-
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Unreachable):
-                case.given[to] = True
-
-        lacks = case.given.get(to)
-        if lacks is None or (lacks and self._is_favoured(to)):
-            case.given[to] = False
+        """Send the copies for a mean to a peer. In one life of the peer, a second time is a favour."""
+        if to not in case.given or self._is_favoured(to):
+            case.given.add(to)
             for author, payload in case.copies.items():
                 ready = case.readys[author]
                 header = packed(Copy(case.mean, author, ready.seal), self._token)
                 body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
-                self._outbox.put(to, header, body, answered)
+                self._outbox.put(to, header, body)
 
     def expects(self, copy: Copy) -> bool:
         """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
@@ -359,7 +352,7 @@ class Audits:
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
             header = packed(said, self._token)
             for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
-                case.given |= {peer: True} if peer in case.given else {}
+                case.given.discard(peer)
                 self._outbox.put(peer, header, proof)
         self._told = told
 
