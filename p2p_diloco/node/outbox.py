@@ -126,8 +126,8 @@ class Outbox:
             task.add_done_callback(tasks.discard)
         return task
 
-    async def _send(self, to: str, header: bytes, answer: Answer) -> None:
-        answer(await self._outcome(to, self._transport.send(to, header, None)))
+    async def _send(self, to: str, header: bytes, answer: Answer, payload: memoryview | None = None) -> None:
+        answer(await self._outcome(to, self._transport.send(to, header, payload)))
 
     async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer, urgent: bool) -> None:
         turns = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE))
@@ -154,27 +154,17 @@ class Outbox:
         under_way, made_bytes = list[asyncio.Task[None]](), 0
         while line and made_bytes < LATE_BYTES:
             make, answer = line.pop(next(iter(line)))
-            length: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            under_way.append(self._start(self._make_and_send(to, make, answer, length)))
-            made_bytes += await length
-        await asyncio.wait(under_way)
+            made = asyncio.ensure_future(make())
+            if (failure := await self._outcome(to, made)) is not None:
+                answer(failure)
+                continue
+            header, payload = made.result()
+            under_way.append(self._start(self._send(to, header, answer, payload)))
+            made_bytes += payload.nbytes
+        if under_way:
+            await asyncio.wait(under_way)
 
-    async def _make_and_send(self, to: str, make: Made, answer: Answer, length: asyncio.Future[int]) -> None:
-        """Make a message and send it. The future `length` gets the length of its payload in bytes, or 0 if the message
-        can't be made."""
-
-        async def send() -> None:
-            try:
-                header, payload = await make()
-                length.set_result(payload.nbytes)
-            finally:
-                if not length.done():
-                    length.set_result(0)
-            await self._transport.send(to, header, payload)
-
-        answer(await self._outcome(to, send()))
-
-    async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:
+    async def _outcome(self, to: str, sending: Awaitable[object]) -> Outcome:
         try:
             await sending
         except (Refusal, Unreachable) as error:
