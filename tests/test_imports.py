@@ -4,6 +4,8 @@ only what they use.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -184,3 +186,15 @@ def test_a_programs_filters_of_warnings_are_not_the_nodes(monkeypatch: pytest.Mo
 
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     assert "PYTHONWARNINGS" not in _environment()
+
+
+def test_examples_import_what_there_is() -> None:
+    """No other test imports all of them."""
+    lacking = []
+    for file in Path(__file__).parent.parent.glob("examples/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("p2p_diloco"):
+                module = importlib.import_module(node.module or "")
+                there = {*dir(module), *(path.stem for path in Path(module.__file__ or "").parent.glob("*"))}
+                lacking += [f"{file.name}: {node.module}.{one.name}" for one in node.names if one.name not in there]
+    assert lacking == []

@@ -27,7 +27,7 @@ from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.trainer import contribution
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LocalProgress
-from p2p_diloco.peer.rhythm import Rhythm
+from p2p_diloco.peer.schedule import Schedule
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import Given
 
@@ -72,7 +72,7 @@ class Member:
         self.delta, self.progress = delta, LocalProgress(run.config, run.layout)
         self.submissions = SubmissionLog(run.config)
         self._planned = SimpleNamespace(step_time_s=0.0, trains_for_s=math.inf)
-        self.rhythm = Rhythm(run.config, len(run.layout.fragments), self._planned, self._loop.time)  # type: ignore[arg-type]
+        self.schedule = Schedule(run.config, len(run.layout.fragments), self._planned, self._loop.time)  # type: ignore[arg-type]
         self._events: deque[events.Event] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._ready, self._released, self._loaded = asyncio.Event(), self._loop.create_future(), asyncio.Event()
@@ -187,22 +187,22 @@ class Member:
     # -- the trainer's part
 
     async def _train(self) -> None:
-        rhythm, config = self.rhythm, self.swarm.run.config
+        schedule, config = self.schedule, self.swarm.run.config
         await self._ready.wait()
         await self._merged()
         while not self.over:
-            rhythm.resume()
+            schedule.resume()
             await asyncio.sleep(self.step_s)
-            since = rhythm.steps + (self._flight[0] if self._flight else 0)
+            since = schedule.steps + (self._flight[0] if self._flight else 0)
             self.learner.step(self._merged_samples / self.swarm.samples_a_step + since)
-            rhythm.step(first=not self._steps)
+            schedule.step(first=not self._steps)
             self._steps += 1
-            self.feed(events.Stepped(rhythm.step_time_s))
+            self.feed(events.Stepped(schedule.step_time_s))
             if config.pace == "time":
                 of_all, nbytes = self.replica.roster.summaries(), self.swarm.run.round_nbytes
                 self._planned.trains_for_s = trains_for(self.replica.interval, nbytes, self.name, of_all)
-            due = rhythm.is_due
-            if self._flight and (due or self.over or rhythm.has_flown(self._steps - self._flight[1])):
+            due = schedule.is_due
+            if self._flight and (due or self.over or schedule.has_flown(self._steps - self._flight[1])):
                 due = not await self._land() or due
             if due and not self.over:
                 await self._exchange()
@@ -218,7 +218,7 @@ class Member:
         await self._loaded.wait()
         commits, self._commits = self._commits, sum(self.replica.roster.mine.epochs)
         if commits != self._commits and not landing:
-            self.rhythm.next_round()  # a round closed without this peer
+            self.schedule.next_round()  # a round closed without this peer
         assert self._load is not None
         return self._load
 
@@ -248,8 +248,8 @@ class Member:
                     honest = self.delta[place.start : place.stop]
                     honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
                 weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
-        self.rhythm.planned()
-        self._flight = self.rhythm.sent(), self._steps
+        self.schedule.planned()
+        self._flight = self.schedule.sent(), self._steps
         swarm.may_cut(self)
         of = swarm.run, self.replica, self.work, due, lambda index: self.delta
         self.feed(await contribution(*of, weight, self._sent_samples))
@@ -261,12 +261,12 @@ class Member:
         sent = await self._released
         self._flight = None
         if not sent:
-            self.rhythm.unsent(steps)
+            self.schedule.unsent(steps)
             if not self._again:
                 self.progress.unsend(self._sent, self._sent_samples)
             return False
         await self._merged(landing=True)
-        self.rhythm.waited(self._loop.time() - began)
+        self.schedule.waited(self._loop.time() - began)
         if self.swarm.run.rules.asynchronous:
-            self.rhythm.follow(self.submissions.steps)
+            self.schedule.follow(self.submissions.steps)
         return True

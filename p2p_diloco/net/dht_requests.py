@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any
 
 from p2p_diloco.net.hivemind_library import DHTProtocol, dht_pb2
+from p2p_diloco.net.shares import ASKERS_MAX, Budget
 
 KEYS_MAX = 4
 """The most keys that one request may ask for."""
@@ -25,30 +26,8 @@ CPU_S_PER_S, BURST_CPU_S = 0.1, 0.5
 """What the requests of one member may cost this peer: so much processor time a second, and so much at once."""
 IDS_MAX, IDS_S = 4, 60.0
 """How often a member may have another id of the DHT in so many seconds. It has one for each of its starts."""
-SENDERS_MAX = 4096
-"""The most members that are counted; if there are more, all begin anew."""
 
 Handler = Callable[[Any, Any, Any], Awaitable[Any]]
-
-
-class Allowance:
-    """How much each member of the DHT may still have of something: so much a second, and a burst at once."""
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, per_s: float = BYTES_PER_S, burst: float = BURST_BYTES
-    ) -> None:
-        self._clock, self._per_s, self._burst = clock, per_s, burst
-        self._used: dict[str, tuple[float, float]] = {}  # by member: how much, and when it was counted
-
-    def left(self, sender: str) -> float:
-        """How much a member may have now; nothing if not above 0."""
-        used, since = self._used.get(sender, (0.0, 0.0))
-        return self._burst - max(0.0, used - self._per_s * (self._clock() - since))
-
-    def got(self, sender: str, amount: float) -> None:
-        if sender not in self._used and len(self._used) >= SENDERS_MAX:
-            self._used.clear()
-        self._used[sender] = self._burst - self.left(sender) + amount, self._clock()
 
 
 class Ids:
@@ -67,7 +46,7 @@ class Ids:
         lately = [when for when in changed if self._clock() - when < IDS_S]
         if len(lately) >= IDS_MAX:
             return False
-        if len(self._of) >= SENDERS_MAX:
+        if len(self._of) >= ASKERS_MAX:
             self._of.clear()
         self._of[sender] = node_id, [*lately, self._clock()]
         return True
@@ -95,14 +74,14 @@ def pinged(ping: Handler, ids: Ids) -> Handler:
     return answer
 
 
-def cheap(handler: Handler, allowance: Allowance, ids: Ids) -> Handler:
+def cheap(handler: Handler, budget: Budget, ids: Ids) -> Handler:
     """One of Hivemind's handlers that wait for nothing, with a limit of each sender's processor time. A request beyond
     it, or of a sender that may not have its id, is answered with an error."""
 
     @wraps(handler)
     async def answer(self: Any, request: Any, context: Any) -> Any:
         sender = str(context.remote_id)
-        if allowance.left(sender) <= 0:
+        if budget.left(sender, time.monotonic()) <= 0:
             raise ValueError("the sender's requests have cost too much lately")
         if not ids.admits(self, request, context):
             raise ValueError("the sender has had too many ids lately")
@@ -110,12 +89,12 @@ def cheap(handler: Handler, allowance: Allowance, ids: Ids) -> Handler:
         try:
             return await handler(self, request, context)
         finally:
-            allowance.got(sender, time.thread_time() - began)
+            budget.spend(sender, time.thread_time() - began, time.monotonic())
 
     return answer
 
 
-def bounded(find: Handler, allowance: Allowance) -> Handler:
+def bounded(find: Handler, budget: Budget) -> Handler:
     """Hivemind's handler of requests for keys, with limits. A key that is named again and again is looked up once. A
     request beyond a limit is answered with an error."""
 
@@ -124,10 +103,10 @@ def bounded(find: Handler, allowance: Allowance) -> Handler:
         keys, sender = list(dict.fromkeys(request.keys)), str(context.remote_id)
         if len(keys) > KEYS_MAX:
             raise ValueError(f"the request names {len(keys)} keys, at most {KEYS_MAX} are allowed")
-        if allowance.left(sender) <= 0:
+        if budget.left(sender, time.monotonic()) <= 0:
             raise ValueError("the sender has asked for too much lately")
         answered = await find(self, dht_pb2.FindRequest(keys=keys, peer=request.peer), context)
-        allowance.got(sender, nbytes := answered.ByteSize())
+        budget.spend(sender, nbytes := answered.ByteSize(), time.monotonic())
         if nbytes > FOUND_BYTES_MAX:
             raise ValueError(f"the records under these keys have {nbytes} bytes, at most {FOUND_BYTES_MAX} are sent")
         return answered
@@ -152,7 +131,8 @@ def bound_requests() -> None:
     """Set the limits for all members of the DHT in this process. Hivemind registers its handlers by the name of their
     class, so no subclass could take the class's place."""
     if not hasattr(DHTProtocol.rpc_find, "__wrapped__"):
-        allowance, ids = Allowance(time.monotonic, CPU_S_PER_S, BURST_CPU_S), Ids()
-        DHTProtocol.rpc_find = cheap(bounded(DHTProtocol.rpc_find, Allowance()), allowance, ids)
-        DHTProtocol.rpc_store = cheap(few(DHTProtocol.rpc_store), allowance, ids)
+        cpu, ids = Budget(BURST_CPU_S, CPU_S_PER_S), Ids()
+        found = bounded(DHTProtocol.rpc_find, Budget(BURST_BYTES, BYTES_PER_S))
+        DHTProtocol.rpc_find = cheap(found, cpu, ids)
+        DHTProtocol.rpc_store = cheap(few(DHTProtocol.rpc_store), cpu, ids)
         DHTProtocol.rpc_ping = pinged(DHTProtocol.rpc_ping, ids)

@@ -1,6 +1,7 @@
-"""Limits how many payloads are received at a time. No single member of a private run gets all slots.
+"""Limits how many payloads are received at a time, and how much others may ask for. No single member of a private run
+gets all slots.
 
-Law: only counts payloads and bytes; knows no stream. In an open run peers have no shares of the slots, because anyone
+Law: only counts; knows no stream. In an open run peers have no shares of the slots, because anyone
 could make further identities. There a limit on the memory of all payloads together applies instead.
 """
 
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -19,6 +21,8 @@ always slots for members of other grants."""
 UNPROVEN_BYTES_MAX = 2 << 30
 """The most bytes of payloads that the peers of an open run, who have proven nothing, may have under way together. A
 longer payload is taken while there is no other."""
+ASKERS_MAX = 4096
+"""The most askers that a `Budget` remembers; the one that asked longest ago is forgotten first."""
 
 
 class Groups(Protocol):
@@ -95,3 +99,32 @@ class Slots:
 
     def _share(self, of: Hashable, part: float) -> asyncio.Semaphore:
         return self._shares.setdefault(of, asyncio.Semaphore(max(1, int(part * self._count))))
+
+
+@dataclass(slots=True)
+class Budget:
+    """What each asker may have of something: `at_once` at once, and `per_s` more each second, up to `at_once` again.
+    One that isn't remembered has its full budget. `now`: the present time in seconds."""
+
+    at_once: float
+    per_s: float
+    _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # by asker: how much was left, and when
+
+    def left(self, asker: Hashable, now: float) -> float:
+        """How much an asker may have now; it may have had more than its budget."""
+        left, since = self._left.get(asker, (self.at_once, now))
+        return min(left + max(now - since, 0.0) * self.per_s, self.at_once)
+
+    def spend(self, asker: Hashable, cost: float, now: float) -> None:
+        """Take `cost` from an asker's budget, even if it has less."""
+        left = self.left(asker, now) - cost
+        self._left.pop(asker, None)
+        self._left[asker] = left, now
+        if len(self._left) > ASKERS_MAX:
+            del self._left[next(iter(self._left))]
+
+    def takes(self, asker: Hashable, cost: float, now: float) -> bool:
+        """Take `cost` from an asker's budget. If the budget is too low, take nothing, and return False."""
+        allowed = self.left(asker, now) >= cost
+        self.spend(asker, cost if allowed else 0.0, now)
+        return allowed

@@ -10,7 +10,7 @@ process owns the model. The two share one piece of memory (`shared`, which has t
     run            the settings and the layout that the peers of a run agree on
     common         the values that all parts of a node share, with the queue of events, and the log of notes
     participation  all steps from the first message to the end; makes a node's parts, and runs them concurrently
-    beginning      the state that a peer starts with, and when training may start (`ending`)
+    beginning      the state that a peer starts with, and when training may start (`run_end`)
     node           the loop: an event in, its effects out, one after another
     slice_work     effects on tensors, and the bases of pseudo-gradients; it encodes contributions
     outbox         outgoing messages
@@ -28,7 +28,7 @@ process owns the model. The two share one piece of memory (`shared`, which has t
     alike          warns of two peers that contribute the same
     observing      what an observer does instead: it reads states; `exporting` writes them as a model
     data_node      a process that serves files to peers
-    board          records of a run in the DHT: its settings, and changed ones (`run_record`), its end (`ending`),
+    board          records of a run in the DHT: its settings, and changed ones (`run_record`), its end (`run_end`),
                    statuses (`records`), losses (`curves`), data nodes (`fetching`), revoked invitations
                    and that it is private (`privacy`)
 """

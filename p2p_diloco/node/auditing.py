@@ -26,15 +26,15 @@ from p2p_diloco.core.events import Apply, Average, Averaged, Expelled
 from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
-from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.shares import Budget
 from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.inbox import Budget, group_of
-from p2p_diloco.node.outbox import Outcome
+from p2p_diloco.node.inbox import group_of
 from p2p_diloco.node.signatures import Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
@@ -89,7 +89,7 @@ class Audits:
         self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
         # means that others call lies, and whose commits this peer never saw or has forgotten
         self._alleged: dict[OfMean, Case] = {}
-        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
+        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
         # each accusation, and each peer that contradicts itself, with the peer that was told and its incarnation
         self._told = set[tuple[OfMean | str, str, int]]()
         self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()
@@ -175,20 +175,14 @@ class Audits:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send the copies for a mean to a peer, but a second time only after a copy got lost or the peer restarted."""
-
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Unreachable):
-                case.given[to] = True
-
-        lacks = case.given.get(to)
-        if lacks is None or (lacks and self._is_favoured(to)):
-            case.given[to] = False
+        """Send the copies for a mean to a peer. In one life of the peer, a second time is a favour."""
+        if to not in case.given or self._is_favoured(to):
+            case.given.add(to)
             for author, payload in case.copies.items():
                 ready = case.readys[author]
                 header = packed(Copy(case.mean, author, ready.seal), self._token)
                 body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
-                self._outbox.put(to, header, body, answered)
+                self._outbox.put(to, header, body)
 
     def expects(self, copy: Copy) -> bool:
         """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
@@ -358,7 +352,7 @@ class Audits:
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
             header = packed(said, self._token)
             for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
-                case.given |= {peer: True} if peer in case.given else {}
+                case.given.discard(peer)
                 self._outbox.put(peer, header, proof)
         self._told = told
 

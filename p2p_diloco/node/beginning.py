@@ -19,8 +19,8 @@ from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.state import State
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending, GoesOn
 from p2p_diloco.node.joining import holders_of
+from p2p_diloco.node.run_end import Ending, GoesOn
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.tensors.outer_state import OuterState
 

@@ -21,7 +21,7 @@ from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
 from p2p_diloco.node import headers, wire
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, board_of, manifest_of, read_data_nodes
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, board_of, find_data_nodes, served_by
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
 from p2p_diloco.node.shared import Setup
@@ -126,26 +126,14 @@ class DataNode(Handler):
             Refused: there is one.
         """
         served = self._served
-        try:
-            records = await read_data_nodes(self._transport, run_id, served.name)
-        except Unreachable:
-            return
-        for record in records:
-            if record.data_set == served.manifest.identity:
-                continue
-            await self._transport.introduce(record.peer_id, record.addresses)
-            try:
-                theirs = await manifest_of(self._transport, self._questions, record, served.name)
-            except (Refusal, Unreachable) as error:  # a record that is left over, or a false one
-                log.debug("the data node %s doesn't answer: %s", record.label, error)
-                continue
-            raise Refused(
-                f"is another data set on the data node {record.label}: {_told(theirs)} there, {_told(served.manifest)} "
-                "here",
-                key="--as",
-                value=served.name,
-                mend="give the same files and the same --slice-bytes as there, or another --as",
-            )
+        records = await find_data_nodes(self._transport, run_id, served.name)
+        others = [record for record in records if record.data_set != served.manifest.identity]
+        found, _ = await served_by(self._transport, self._questions, others, served.name)
+        if found:
+            record, theirs = next(iter(found.values()))
+            wrong = f"is another data set on the data node {record.label}: {_told(theirs)} there, "
+            mend = "give the same files and the same --slice-bytes as there, or another --as"
+            raise Refused(f"{wrong}{_told(served.manifest)} here", key="--as", value=served.name, mend=mend)
 
     async def announce(self, run_id: str, label: str, ready: Callable[[], None]) -> None:
         """Until cancelled, keep this data node's record in the DHT. `ready` is called once, when the DHT has it."""

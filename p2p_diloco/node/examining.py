@@ -39,11 +39,10 @@ class Case:
     contributions. `readys`, `copies`: what its authors signed and sent, by author, as far as it is here. `since`: when
     the commit was applied or first heard of here, in seconds of the loop's clock. `begun`: whether its audit is queued
     or has started. `wanted`: whether it was queued because another peer waits for it. `taken`: whether the audit has
-    started. `asked`: whether this peer has asked others for copies. `askers`: the peers that asked this one for
-    copies. `given`: by peer that copies were sent to, whether it lacks them again. `accusers`: the peers that call the
-    mean a lie. `over`: whether the audit has ended. `right`: whether it found the mean right. `proves`: whether
-    signatures and copies prove to any peer that the mean is a lie. `lie`: what the audit found, empty if nothing, and
-    `found_at`: when."""
+    started. `asked`: whether this peer has asked others for copies. `askers`: the peers that asked this one for copies.
+    `given`: the peers that copies were sent to. `accusers`: the peers that call the mean a lie. `over`: whether the
+    audit has ended. `right`: whether it found the mean right. `proves`: whether signatures and copies prove to any peer
+    that the mean is a lie. `lie`: what the audit found, empty if nothing, and `found_at`: when."""
 
     mean: OfMean
     base: Version
@@ -58,7 +57,7 @@ class Case:
     taken: bool = False
     asked: bool = False
     askers: set[str] = field(default_factory=set)
-    given: dict[str, bool] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
     accusers: set[str] = field(default_factory=set)
     over: bool = False
     right: bool = False

@@ -24,10 +24,9 @@ from p2p_diloco.data.cache import Cache
 from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest
 from p2p_diloco.errors import ConfigError, Refused, reason
 from p2p_diloco.net.attempts import within
-from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
+from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Refusal, Transport, Unreachable
 from p2p_diloco.node import board
 from p2p_diloco.node.board import Board
-from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Questions
 from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices
@@ -61,22 +60,22 @@ def board_of(name: str) -> Board:
     return Board(f"data/{name}", ttl_s=30.0, owned=True)
 
 
-async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
-    """The records of the other data nodes that serve a data set of this name. A record that isn't stored under its data
-    node's id, or can't be read, is left out.
-
-    Raises:
-        Unreachable: the DHT doesn't answer.
-    """
+async def find_data_nodes(transport: Transport, run_id: str, name: str) -> list[DataNodeRecord]:
+    """The records of the other data nodes that serve a data set of this name, which can be asked from now on. A record
+    that isn't stored under its data node's id, or can't be read, is left out; all are if the DHT doesn't answer."""
     found = list[DataNodeRecord]()
-    for peer, value in (await board_of(name).fetch(dht, run_id)).items():
-        try:
+    try:
+        records = await board_of(name).fetch(transport, run_id)
+    except Unreachable as error:
+        log.debug("the DHT gave no answer about data nodes: %s", error)
+        return found
+    for peer, value in sorted(records.items()):
+        with contextlib.suppress(ValueError):
             record = board.unpack(DataNodeRecord, value)
-        except ValueError:
-            continue
-        if record.peer_id == peer != dht.peer_id and record.data_set:
-            found.append(dataclasses.replace(record, label=record.label[:LABEL_LETTERS_MAX] or peer[-8:]))
-    return sorted(found, key=lambda record: record.peer_id)
+            if record.peer_id == peer != transport.peer_id and record.data_set:
+                await transport.introduce(peer, record.addresses)
+                found.append(dataclasses.replace(record, label=record.label[:LABEL_LETTERS_MAX] or peer[-8:]))
+    return found
 
 
 async def manifest_of(transport: Transport, questions: Questions, record: DataNodeRecord, name: str) -> Manifest:
@@ -95,7 +94,26 @@ async def manifest_of(transport: Transport, questions: Questions, record: DataNo
             raise Refusal("the manifest isn't the one that the data node's record names")
         return manifest
 
-    return await questions.ask(transport, record.peer_id, packed(ListSlices(name)), name, MANIFEST_BYTES_MAX, read)
+    return await questions.ask(transport, record.peer_id, ListSlices(name), MANIFEST_BYTES_MAX, read)
+
+
+Told = dict[str, tuple[DataNodeRecord, Manifest]]
+"""By the identity of a data set, a data node that serves it, and its manifest."""
+
+
+async def served_by(
+    transport: Transport, questions: Questions, records: Iterable[DataNodeRecord], name: str
+) -> tuple[Told, str]:
+    """Ask the data nodes of these records, until one has answered for each data set. Returns also why one of them did
+    not answer; empty if all did."""
+    found, why = Told(), ""
+    for record in records:
+        if record.data_set not in found:
+            try:
+                found[record.data_set] = record, await manifest_of(transport, questions, record, name)
+            except (Refusal, Unreachable) as error:  # its record may be left over, or a false one
+                why = f"{record.label}: {error}"
+    return found, why
 
 
 AT_ONCE = 4
@@ -189,16 +207,9 @@ class Fetching:
             Refused: data nodes serve several data sets under this name. ConfigError: the cache can't be used.
         """
         while True:
-            records, why = await self._records(name), "none serves it"
-            found: dict[str, tuple[DataNodeRecord, Manifest]] = {}
-            for record in records:
-                if record.data_set in found or identity not in ("", record.data_set):
-                    continue
-                try:
-                    manifest = await manifest_of(self._transport, self._questions, record, name)
-                    found[record.data_set] = record, manifest
-                except (Refusal, Unreachable) as error:
-                    why = f"{record.label}: {error}"
+            records = await find_data_nodes(self._transport, self._run_id, name)
+            fitting = [record for record in records if identity in ("", record.data_set)]
+            found, why = await served_by(self._transport, self._questions, fitting, name)
             if len(found) > 1:
                 listed = ", ".join(f"{one} (served by {record.label})" for one, (record, _) in found.items())
                 mend = "stop the data nodes of one of them, or give fingerprint= with the one to use"
@@ -207,7 +218,7 @@ class Fetching:
                 manifest = next(iter(found.values()))[1]
                 await self._begin(name, manifest, records)
                 return manifest
-            tell(f"waits for the data set {name!r}: no data node that serves it answers ({why})")
+            tell(f"waits for the data set {name!r}: no data node that serves it answers ({why or 'none serves it'})")
             await asyncio.sleep(LOOK_SOON_S)
 
     async def get(self, identity: str, index: int, tell: Tell) -> Path:
@@ -278,7 +289,7 @@ class Fetching:
     async def _from(self, data_set: _DataSet, node: _DataNode, index: int) -> memoryview | None:
         """Ask a data node for a slice; None if it doesn't come."""
         clock, peer, identity = asyncio.get_running_loop().time, node.record.peer_id, data_set.manifest.identity
-        one, question = data_set.manifest.slices[index], packed(GetSlice(identity, index))
+        one, question = data_set.manifest.slices[index], GetSlice(identity, index)
 
         def read(payload: memoryview) -> memoryview:
             if not one.is_hash_of(payload):
@@ -287,7 +298,7 @@ class Fetching:
 
         node.under_way += 1
         try:
-            content = await self._questions.ask(self._transport, peer, question, (identity, index), one.nbytes, read)
+            content = await self._questions.ask(self._transport, peer, question, one.nbytes, read)
         except (Refusal, Unreachable) as error:
             if not node.why:
                 log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)
@@ -320,18 +331,8 @@ class Fetching:
         while True:
             stuck = any(data_set.choose(index, clock()) is None for index in data_set.awaited)
             await asyncio.sleep(LOOK_SOON_S if stuck else LOOK_EVERY_S)
-            if records := await self._records(data_set.name):
+            if records := await find_data_nodes(self._transport, self._run_id, data_set.name):
                 data_set.meet(records)
-
-    async def _records(self, name: str) -> list[DataNodeRecord]:
-        try:
-            records = await read_data_nodes(self._transport, self._run_id, name)
-        except Unreachable as error:
-            log.debug("the DHT gave no answer about data nodes: %s", error)
-            return []
-        for record in records:
-            await self._transport.introduce(record.peer_id, record.addresses)
-        return records
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         try:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.net.shares import ASKERS_MAX, Budget
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
 from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import expanded, opened, unpack
+from p2p_diloco.node.headers import expanded, opened, packed, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -189,27 +190,27 @@ class Questions:
     """The questions that this process has put to other peers, and that are not answered yet."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, Hashable], _Question] = {}
+        self._open: dict[tuple[str, wire.Question], _Question] = {}
 
     async def ask(
         self,
         transport: Transport,
         peer: str,
-        header: bytes,
-        about: Hashable,
+        asked: wire.Question,
         most: int,
         read: Callable[[memoryview], T],
+        token: bytes = wire.ANY_RUN,
     ) -> T:
-        """Send a peer the question `header`. `about`: what it asks for (`_about`). `most`: the longest answer, in
-        bytes. Returns what `read` makes of the answer's payload.
+        """Send a peer a question. `most`: the longest answer, in bytes; `token`: the run's. Returns what `read` makes
+        of the answer's payload.
 
         Raises:
             Refusal, Unreachable: no answer comes, or `read` refuses it.
         """
         loop, silence_s = asyncio.get_running_loop(), transport.limits.read_timeout_s
-        question = self._open[peer, about] = _Question(most, read, loop.create_future(), loop.time())
+        question = self._open[peer, asked] = _Question(most, read, loop.create_future(), loop.time())
         try:
-            await transport.send(peer, header)
+            await transport.send(peer, packed(asked, token))
             while not question.answer.done():
                 if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
                     raise Unreachable(f"no answer within {silence_s:g} s")
@@ -217,20 +218,20 @@ class Questions:
             found: T = question.answer.result()
             return found
         finally:
-            del self._open[peer, about]
+            del self._open[peer, asked]
             if question.answer.done():
                 question.answer.exception()  # marks the exception as seen: `take` raised it, too
 
     def nbytes(self, message: wire.Answer) -> int:
         """The length of an answer's payload. Raises Refusal if the message answers no open question."""
-        asked = (question.nbytes_max for (_, about), question in self._open.items() if about == _about(message))
-        if not 0 < message.nbytes <= max(asked, default=0):
+        longest = (open.nbytes_max for (_, asked), open in self._open.items() if asked == _asked_by(message))
+        if not 0 < message.nbytes <= max(longest, default=0):
             raise Refusal("this peer did not ask for it, or it is longer than allowed")
         return message.nbytes
 
     def take(self, sender: str, message: wire.Answer, payload: memoryview | None) -> None:
         """Take an answer. Raises Refusal if its sender wasn't asked, or the payload isn't what was asked for."""
-        question = self._open.get((sender, _about(message)))
+        question = self._open.get((sender, _asked_by(message)))
         if question is None or question.answer.done() or payload is None:
             raise Refusal("this peer did not ask for it")
         self.moving(sender)
@@ -259,13 +260,13 @@ class Questions:
         return [question for (asked, _), question in self._open.items() if asked == peer]
 
 
-def _about(answer: wire.Answer) -> Hashable:
+def _asked_by(answer: wire.Answer) -> wire.Question:
     match answer:
         case wire.SliceList(name):
-            return name
+            return wire.ListSlices(name)
         case wire.SliceBytes(data_set, index):
-            return data_set, index
-    return None
+            return wire.GetSlice(data_set, index)
+    return wire.Describe()
 
 
 # -- refused messages
@@ -324,10 +325,8 @@ class Refusals:
 # invitation can start any number of peers with it; a single peer in an open run, where anyone can make identities. Even
 # peers that join again and again need far less than their allowance.
 
-FETCHES_AT_ONCE = 16.0
-"""The states of the whole model that a group may ask for at once. After that the allowance grows by one whole state in
-`FETCH_EVERY_S` seconds, up to this number again."""
-FETCH_EVERY_S = 1.0
+FETCHES_AT_ONCE, FETCHES_PER_S = 16.0, 1.0
+"""The states of the whole model that a group may ask for: at once, and each second."""
 FETCH_COST_MIN = 1 / 128
 """The cost of a request that leads to no state or to a small part of one, in whole states."""
 NUDGED_EXCHANGES_MAX = 2
@@ -336,29 +335,6 @@ be one exchange behind that peer."""
 MESSAGES_AT_ONCE, MESSAGES_PER_S = 64.0, 16.0
 """The messages without a payload that an honest peer sends to another one at most: at once, and for each commit or
 second. Five a round are usual, up to 14 on a machine that does much else."""
-GROUPS_MAX = 4096
-"""The most groups that are remembered; the one that asked longest ago is forgotten first."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """What each group may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
-    again. A group that isn't remembered has its full budget."""
-
-    at_once: float
-    every_s: float
-    _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # by group: how much was left, and when
-
-    def takes(self, group: Hashable, cost: float, now: float) -> bool:
-        """Take `cost` from a group's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
-        return False."""
-        left, since = self._left.pop(group, (self.at_once, now))
-        left = min(left + max(now - since, 0.0) / self.every_s, self.at_once)
-        allowed = left >= cost
-        self._left[group] = left - cost if allowed else left, now
-        if len(self._left) > GROUPS_MAX:
-            del self._left[next(iter(self._left))]
-        return allowed
 
 
 @dataclass(slots=True)
@@ -366,8 +342,8 @@ class Allowances:
     """How many messages each group may still send, and how many states and nudges it may ask for. A group that isn't
     remembered has its full allowance."""
 
-    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, 1 / MESSAGES_PER_S))
-    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
+    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, MESSAGES_PER_S))
+    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCHES_PER_S))
     _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
 
     def message(self, group: Hashable, peers: int, commits: int, now: float) -> bool:
@@ -394,6 +370,6 @@ class Allowances:
         early = min(max(goal - commits, fragments), NUDGED_EXCHANGES_MAX * fragments)
         self._nudged.pop(group, None)
         self._nudged[group] = commits + early, commits + 2 * early
-        if len(self._nudged) > GROUPS_MAX:
+        if len(self._nudged) > ASKERS_MAX:
             del self._nudged[next(iter(self._nudged))]
         return True

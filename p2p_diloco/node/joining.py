@@ -22,12 +22,12 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import headers, privacy, wire
+from p2p_diloco.node import privacy, wire
 from p2p_diloco.node.board import name_of
-from p2p_diloco.node.ending import refuse_if_ended
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, layout_of, token
+from p2p_diloco.node.run_end import refuse_if_ended
 from p2p_diloco.node.run_record import BOARD, Founding, RunRecord, cut_of
 from p2p_diloco.node.shared import Setup
 from p2p_diloco.node.swarm import Swarm
@@ -323,10 +323,9 @@ async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer
             raise Refusal(f"the description of the model can't be read: {error}") from None
 
     inbox.handler = Handler(token)  # it takes nothing but the answer
-    header = headers.packed(wire.Describe(), token)
     most = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
     try:
-        return await within(DESCRIBE_S, inbox.questions.ask(transport, peer, header, None, most, read))
+        return await within(DESCRIBE_S, inbox.questions.ask(transport, peer, wire.Describe(), most, read, token))
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)
         return None

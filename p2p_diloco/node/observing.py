@@ -26,7 +26,7 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ending, wire
+from p2p_diloco.node import run_end, wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Handler
@@ -49,7 +49,8 @@ END_S = 5.0
 """Seconds for which an observer looks for a peer that holds a state, before it looks whether the run has ended."""
 
 Place = tuple[int, int]
-"""A fragment and the number of a slice of it; -1: its head."""
+"""A fragment and the number of a slice of it, or `HEAD`."""
+HEAD = -1
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,6 @@ class Observer(Handler):
         self._transport, self._tell = transport, tell
         self._work = SliceWork(self.run, self.theta, lambda *of: b"")
         self._donor = ""
-        self._answers: list[m.Told] = []  # to the last question for versions
         self._heads: dict[int, tuple[State, tuple[str, ...]]] = {}  # by fragment, with the digests of its slices
         self._parts: dict[Place, tuple[Version, str]] = {}  # the version of each slice that came, and its digest
         self._open: set[Place] = set()  # what was asked for
@@ -158,68 +158,60 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = next(iter(await ending.read(self._transport, self._founding, self.rules)), None)
+            end = next(iter(await run_end.read(self._transport, self._founding, self.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:
-            raise ending.ended(self.run.run_id, end, observes=True)
+            raise run_end.ended(self.run.run_id, end, observes=True)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
-        clock, self._donor = asyncio.get_running_loop().time, donor
+        self._donor = donor
+        heads = {(fragment, HEAD) for fragment in range(len(self.rules.fragments))}
         for _ in range(QUESTIONS_MAX):
-            if clock() >= give_up_at or (told := await self._told_by(donor)) is None:
+            if not await self._come(donor, heads, self.rules.answers_within, give_up_at):
+                self._why = f"the peer {donor} does not answer"
                 return False
-            if model_of(told) < self.model:
+            if model_of([state.version for state, _ in self._heads.values()]) < self.model:
                 return True
-            lacking = {
-                (fragment, number)
-                for fragment, slices in enumerate(self.rules.fragments)
-                for number in range(len(slices))
-                if self._parts.get((fragment, number), (None, ""))[0] != told[fragment]
-            }
-            if lacking and not await self._come(donor, lacking, give_up_at):
+            if (lacking := self._take_whole()) is None:
+                self._why = f"slices of the peer {donor} don't have the digests that it told"
+                return False
+            if not lacking and self._complete():
+                return True
+            if not await self._come(donor, lacking, self.rules.answered_within, give_up_at):
                 self._why = f"not all slices came from the peer {donor}"
                 return False
-            self._take_whole()
-            if self._complete() and not lacking:
-                return True
             self._why = "rounds are shorter than its transfer"
         return False
 
-    async def _told_by(self, donor: str) -> tuple[Version, ...] | None:
-        self._answers = []
-        if await self._says(donor, m.Ask()):
-            await self._wait(lambda: bool(self._answers), self.rules.answers_within)
-        if not self._answers:
-            self._why = f"the peer {donor} does not answer"
-            return None
-        return self._answers[-1].versions
-
-    async def _come(self, donor: str, lacking: set[Place], give_up_at: float) -> bool:
-        """Ask for these slices, and for the heads of their fragments; False if some did not come."""
+    async def _come(self, donor: str, places: set[Place], silence_s: float, give_up_at: float) -> bool:
+        """Ask for the heads of fragments, or for slices; False if some did not come."""
         window = self.rules.fetch_window
-        self._open, self._asked = lacking | {(fragment, -1) for fragment, _ in lacking}, len(lacking)
-        for fragment in sorted({fragment for fragment, _ in lacking}):
-            numbers = sorted(number for of, number in lacking if of == fragment)
-            asks = [numbers[start : start + window] for start in range(0, len(numbers), window)]
-            for ask in ([], *asks):
-                if not await self._says(donor, m.Ask(fragment, tuple(ask))):
+        self._open, self._asked = set(places), len(places)
+        for fragment in sorted({fragment for fragment, _ in places}):
+            numbers = sorted(number for of, number in places - {(fragment, HEAD)} if of == fragment)
+            for start in range(0, max(1, len(numbers)), window):
+                if not await self._says(donor, m.Ask(fragment, tuple(numbers[start : start + window]))):
                     return False
-        await self._wait(lambda: not self._open, self.rules.answered_within, give_up_at)
+        await self._wait(silence_s, give_up_at)
         came, self._open = not self._open, set()
         return came
 
-    def _take_whole(self) -> None:
-        """Record the version of each fragment whose slices are all at that of its head, with the head's digests."""
+    def _take_whole(self) -> set[Place] | None:
+        """Record the version of each fragment whose slices are all at that of its head. Returns the slices of the other
+        fragments that are at another one; None if slices don't have the digests of their head."""
+        lacking = set[Place]()
         for fragment, (state, digests) in self._heads.items():
-            parts = [self._parts.get((fragment, n), (None, "")) for n in range(len(self.rules.fragments[fragment]))]
-            if any(version != state.version for version, _ in parts):
-                continue
-            if digests and [digest for _, digest in parts] != list(digests):
-                log.warning("fragment %d: slices of %s don't have the digests that it told", fragment, self._donor)
+            places = [(fragment, number) for number in range(len(self.rules.fragments[fragment]))]
+            parts = [self._parts.get(place, (None, "")) for place in places]
+            if others := {place for place, (version, _) in zip(places, parts, strict=True) if version != state.version}:
+                lacking |= others
+            elif digests and [digest for _, digest in parts] != list(digests):
                 self._parts = {place: part for place, part in self._parts.items() if place[0] != fragment}
-                continue
-            self.versions[fragment], self._final[fragment] = state.version, final(state, self.rules)
+                return None
+            else:
+                self.versions[fragment], self._final[fragment] = state.version, final(state, self.rules)
+        return lacking
 
     async def _says(self, donor: str, ask: m.Ask) -> bool:
         header, _ = pack(ask, self.rules, self.token)
@@ -230,36 +222,31 @@ class Observer(Handler):
             return False
         return True
 
-    async def _wait(self, come: Callable[[], bool], silence_s: float, give_up_at: float = float("inf")) -> None:
-        """Wait until `come()` is true, until the time `give_up_at`, or until nothing has come for `silence_s`."""
+    async def _wait(self, silence_s: float, give_up_at: float) -> None:
+        """Wait until all has come, until the time `give_up_at`, or until nothing has come for `silence_s`."""
         clock = asyncio.get_running_loop().time
         self._heard_at = clock()
-        while not come() and (left := min(self._heard_at + silence_s, give_up_at) - clock()) > 0:
+        while self._open and (left := min(self._heard_at + silence_s, give_up_at) - clock()) > 0:
             self._news.clear()
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await within(left, self._news.wait())
-            except asyncio.TimeoutError:
-                continue
 
     # -- what comes
 
     def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
-        if not isinstance(message, m.Told | m.Head | m.Part):
+        if not isinstance(message, m.Head | m.Part):
             raise Refusal("this peer only observes the run")
         return self._work.nbytes(message)
 
     async def take(self, sender: str, message: Any, payload: memoryview | None) -> None:
-        awaited = isinstance(message, m.Told) or (message.fragment, getattr(message, "number", -1)) in self._open
-        if sender != self._donor or not awaited:
+        if sender != self._donor or (message.fragment, getattr(message, "number", HEAD)) not in self._open:
             raise Refusal("this observer did not ask for it")
         match message:
-            case m.Told():
-                self._answers.append(message)
             case m.Head(fragment=fragment, state=state, digests=digests):
                 if not is_sound(state):
                     raise Refusal("its state does not have the chain of its version")
                 self._heads[fragment] = state, digests
-                self._open.discard((fragment, -1))
+                self._open.discard((fragment, HEAD))
             case m.Part(fragment=fragment, version=version, number=number):
                 assert payload is not None, "the length of its payload was checked"
                 check_values(payload, "fp32", payload.nbytes // 4)
@@ -274,8 +261,7 @@ class Observer(Handler):
         """Tell now and then how much of the state has come."""
         if (now := asyncio.get_running_loop().time()) - self._told_at >= TELL_EVERY_S:
             self._told_at = now
-            left = sum(number >= 0 for _, number in self._open)
-            self._tell(f"{self._asked - left} of {self._asked} slices have come")
+            self._tell(f"{self._asked - len(self._open)} of {self._asked} slices have come")
 
     def moving(self, peer: str) -> None:
         if peer == self._donor:
@@ -298,7 +284,8 @@ async def follow(
     """Find the run, and read its global parameters whenever the trainer's process asks for them, until cancelled."""
     observer = await _observer(setup, swarm, channel.progress)
     run, wait_s = observer.run, setup.local.wait_timeout
-    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
+    me = {"peer_id": swarm.transport.peer_id, "addresses": swarm.transport.addresses()}
+    channel.send("run", **me, config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
 
     async def refreshed() -> dict[str, Any]:
         came = await observer.refresh(wait_s)
@@ -350,6 +337,6 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
         if clock() < give_up_at:
             await asyncio.sleep(LOOK_EVERY_S)
             continue
-        await ending.refuse_if_ended(transport, run_id, observes=True)
+        await run_end.refuse_if_ended(transport, run_id, observes=True)
         mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
         raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

@@ -38,32 +38,6 @@ Made = Callable[[], Awaitable[tuple[bytes, memoryview]]]
 log = logging.getLogger(__name__)
 
 
-class _Count:
-    """Counts the messages under way, and lets tasks wait until there are none."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def __enter__(self) -> None:
-        self._count += 1
-        self._none.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._count -= 1
-        if not self._count:
-            self._none.set()
-
-    async def none(self, timeout_s: float) -> bool:
-        """Wait, for at most `timeout_s`, until no message is under way. Returns False if some still are."""
-        try:
-            await asyncio.wait_for(self._none.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-
 class Outbox:
     """Sends messages to other peers. When a message's outcome is known, its `answer` is called once, unless the outbox
     is closed before. `sending` makes a context that is entered while a round's payload is queued or under way.
@@ -85,7 +59,7 @@ class Outbox:
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: queued messages, oldest first
         self._patience_s: dict[str, float] = {}
-        self._rounds, self._late = _Count(), _Count()  # payloads, and lines, queued or under way
+        self._rounds, self._late = set[asyncio.Task[None]](), set[asyncio.Task[None]]()  # payloads, and lines
 
     def put(
         self,
@@ -102,7 +76,7 @@ class Outbox:
         if payload is None:
             self._start(self._send(to, header, answer))
             return
-        task = self._start(self._send_bulk(to, header, payload, answer, urgent))
+        task = self._start(self._send_bulk(to, header, payload, answer, urgent), self._rounds)
         if key is not None:
             sendings = self._keyed.setdefault(key, {})
             sendings[task] = answer
@@ -125,7 +99,7 @@ class Outbox:
         line = self._lines.get(to)
         if line is None:
             line = self._lines[to] = {}
-            self._start(self._send_late(to, line))
+            self._start(self._send_late(to, line), self._late)
         older = line.pop(key, None)
         line[object() if key is None else key] = make, answer
         if older is not None:
@@ -133,10 +107,7 @@ class Outbox:
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait, for at most `timeout_s`, until no payload is queued or under way. Returns False if some still are."""
-        until = asyncio.get_running_loop().time() + timeout_s
-        return await self._rounds.none(timeout_s) and await self._late.none(
-            max(0.0, until - asyncio.get_running_loop().time())
-        )
+        return await _ended(self._rounds, self._late, within_s=timeout_s)
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait, for at most `timeout_s`, until no message is queued or under way."""
@@ -148,18 +119,19 @@ class Outbox:
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, sending: Coroutine[Any, Any, None], *kinds: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.create_task(sending)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for tasks in (self._tasks, *kinds):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
         return task
 
-    async def _send(self, to: str, header: bytes, answer: Answer) -> None:
-        answer(await self._outcome(to, self._transport.send(to, header, None)))
+    async def _send(self, to: str, header: bytes, answer: Answer, payload: memoryview | None = None) -> None:
+        answer(await self._outcome(to, self._transport.send(to, header, payload)))
 
     async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer, urgent: bool) -> None:
         turns = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE))
-        with self._rounds, self._sending(), ExitStack() as turn:
+        with self._sending(), ExitStack() as turn:
             if not urgent:
                 await turns.acquire()
                 turn.callback(turns.release)
@@ -167,15 +139,14 @@ class Outbox:
 
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
         clock = asyncio.get_running_loop().time
-        with self._late:
-            while line:
-                await asyncio.sleep(0)  # messages put here in the same turn of the loop go first
-                if self._gives_way:
-                    await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
-                began = clock()
-                await self._send_some(to, line)
-                self._patience_s[to] = min(GIVE_WAY * (clock() - began), GIVE_WAY_S)
-            del self._lines[to]
+        while line:
+            await asyncio.sleep(0)  # messages put here in the same turn of the loop go first
+            if self._gives_way:
+                await _ended(self._rounds, within_s=self._patience_s.get(to, GIVE_WAY_S))
+            began = clock()
+            await self._send_some(to, line)
+            self._patience_s[to] = min(GIVE_WAY * (clock() - began), GIVE_WAY_S)
+        del self._lines[to]
 
     async def _send_some(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
         """Send one batch of the queue `line`: the oldest messages, until their payloads together have `LATE_BYTES`.
@@ -183,27 +154,17 @@ class Outbox:
         under_way, made_bytes = list[asyncio.Task[None]](), 0
         while line and made_bytes < LATE_BYTES:
             make, answer = line.pop(next(iter(line)))
-            length: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            under_way.append(self._start(self._make_and_send(to, make, answer, length)))
-            made_bytes += await length
-        await asyncio.wait(under_way)
+            made = asyncio.ensure_future(make())
+            if (failure := await self._outcome(to, made)) is not None:
+                answer(failure)
+                continue
+            header, payload = made.result()
+            under_way.append(self._start(self._send(to, header, answer, payload)))
+            made_bytes += payload.nbytes
+        if under_way:
+            await asyncio.wait(under_way)
 
-    async def _make_and_send(self, to: str, make: Made, answer: Answer, length: asyncio.Future[int]) -> None:
-        """Make a message and send it. The future `length` gets the length of its payload in bytes, or 0 if the message
-        can't be made."""
-
-        async def send() -> None:
-            try:
-                header, payload = await make()
-                length.set_result(payload.nbytes)
-            finally:
-                if not length.done():
-                    length.set_result(0)
-            await self._transport.send(to, header, payload)
-
-        answer(await self._outcome(to, send()))
-
-    async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:
+    async def _outcome(self, to: str, sending: Awaitable[object]) -> Outcome:
         try:
             await sending
         except (Refusal, Unreachable) as error:
@@ -214,3 +175,12 @@ class Outbox:
             log.exception("a message to %s could not be sent", to)
             return Unreachable(f"{to}: sending failed: {error!r}")
         return None
+
+
+async def _ended(*kinds: set[asyncio.Task[None]], within_s: float) -> bool:
+    """Wait, for at most `within_s`, until there are no such tasks. Returns False if there still are some."""
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + within_s
+    while (tasks := set().union(*kinds)) and (left_s := give_up_at - clock()) > 0:
+        await asyncio.wait(tasks, timeout=left_s)
+    return not tasks

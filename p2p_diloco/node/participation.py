@@ -37,12 +37,12 @@ from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.joining import RECORD_EVERY_S, Joining
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.observing import follow
 from p2p_diloco.node.privacy import OPEN, keep_notice, watch_revocations
 from p2p_diloco.node.reporting import Reporter
+from p2p_diloco.node.run_end import Ending
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.shared import Setup, SharedMemory
@@ -79,7 +79,6 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     shared = SharedMemory(memory_fd, setup.numel)
     async with entered(setup, channel.progress) as swarm:
         transport = swarm.transport
-        channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         tasks = [(follow if observes else take_part)(setup, channel, messages, shared, swarm)]
         if swarm.access is not None:
             member = swarm.access.member
@@ -104,7 +103,8 @@ async def take_part(
     if swarm.access is None and not on_this_machine(local):
         log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
     checkpoint = None if saved is None else str(saved.path)
-    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    me = {"peer_id": swarm.transport.peer_id, "addresses": swarm.transport.addresses()}
+    channel.send("run", **me, config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     theta, base = torch.zeros(run.layout.numel, device="cpu"), None
     if setup.specs is not None:
         answer = await messages.get()
@@ -147,7 +147,6 @@ class Participation:
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
-        swarm = met_through(self._common.local.initial_peers, transport.peer_id)
         consuming = asyncio.create_task(self._node.consume())
         beside = (
             self._trainer.serve(messages),
@@ -168,14 +167,7 @@ class Participation:
             records.publish(transport, run_id, self._reporter.status, self._common.event_log.news),
             curves.keep(transport, run_id, self._reporter.point),
             *self._metrics(),
-            records.look_around(
-                transport,
-                run_id,
-                self._discovered,
-                lambda: len(roster.alive()),
-                lambda addresses: remember(run_id, swarm, addresses),
-                self._check_identity,
-            ),
+            self._look_around(),
         )
         try:
             await until_one_ends(beside, consuming)
@@ -255,10 +247,21 @@ class Participation:
         shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
         shared.retries = self._outbox.failed
 
-    def _discovered(self, peer: str, name: str) -> None:
-        self._common.event_log.name(peer, name)
-        self._common.history.name(asyncio.get_running_loop().time(), peer, name)
-        self._events.post(Discovered(peer))
+    async def _look_around(self) -> None:
+        """Until cancelled, tell the replica of the peers that have records in the DHT, and remember their addresses."""
+        common, me, roster = self._common, self._transport.peer_id, self._replica.roster
+        swarm = met_through(common.local.initial_peers, me)
+        around = records.look_around(self._transport, self._run.run_id, lambda: len(roster.alive()))
+        async for record, has_new_addresses in around:
+            if record.peer_id == me:
+                self._check_identity(record)
+                continue
+            if has_new_addresses:
+                remember(self._run.run_id, swarm, record.addresses)
+            name = record.name[:64]
+            common.event_log.name(record.peer_id, name)
+            common.history.name(asyncio.get_running_loop().time(), record.peer_id, name)
+            self._events.post(Discovered(record.peer_id))
 
     def _check_identity(self, record: PeerStatus) -> None:
         """Check, by the DHT record under this peer's id, that no other process uses the same identity.

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 
 from p2p_diloco.core.events import Died
 from p2p_diloco.core.version import life_of
@@ -105,38 +105,28 @@ def _is_due(record: PeerStatus, published: PeerStatus) -> bool:
 
 
 async def look_around(
-    transport: Transport,
-    run_id: str,
-    discovered: Callable[[str, str], None],
-    known: Callable[[], int],
-    seen: Callable[[Sequence[str]], None] = lambda addresses: None,
-    own: Callable[[PeerStatus], None] = lambda record: None,
-) -> None:
-    """Until cancelled, read the peers' records at regular times. Each time, call `discovered` with the id and the name
-    of every peer that has a record, because the replica may have forgotten the peer meanwhile. Before that, introduce
-    the peer's new addresses to the transport. A peer whose record says that it is gone is left out.
-
-    `known` returns the number of live peers that this peer knows. `seen` is called with the new addresses of a peer.
-    `own` is called with the record under this peer's own id; an exception of `own` ends this call.
-    """
+    transport: Transport, run_id: str, known: Callable[[], int]
+) -> AsyncIterator[tuple[PeerStatus, bool]]:
+    """Read the peers' records at regular times. Each time, yield every record, because the replica may have forgotten
+    the peer meanwhile, and whether it has new addresses of another peer; the transport was introduced to these. Records
+    of other peers that say that they are gone are left out. `known` returns the number of live peers that this peer
+    knows."""
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
     addresses_of: dict[str, tuple[str, ...]] = {}
     while True:
         for peer_id, record in (await read_peers(transport, run_id)).items():
             if peer_id == transport.peer_id:
-                own(record)
-                continue
-            if record.gone:
-                continue
-            if addresses_of.get(peer_id) != record.addresses:
-                seen(record.addresses)
-                try:
-                    await transport.introduce(peer_id, record.addresses)
-                except Exception:  # one peer's invalid record must not hide the others
-                    log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
-            addresses_of[peer_id] = record.addresses
-            discovered(peer_id, record.name[:64])
+                yield record, False
+            elif not record.gone:
+                is_new = addresses_of.get(peer_id) != record.addresses
+                addresses_of[peer_id] = record.addresses
+                if is_new:
+                    try:
+                        await transport.introduce(peer_id, record.addresses)
+                    except Exception:  # one peer's invalid record must not hide the others
+                        log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
+                yield record, is_new
         await asyncio.sleep(looks_again_in(known(), young=clock() < young_until))
 
 

@@ -94,9 +94,8 @@ class Saving:
             self._counted_from = epoch - epoch % self._every
         asked, self._asked = self._asked, max(self._asked or 0, self._replica.revision.saves)
         if asked is not None and self._asked > asked:
-            self._counted_from = (
-                epoch - self._every
-            )  # due now, or when the checkpoint that is being written is complete
+            # due now, or when the checkpoint that is being written is complete
+            self._counted_from = epoch - self._every
         busy = self._writing is not None and not self._writing.done()
         ended = (self._replica.finished or (self._leaving and epoch > 0)) and model != self._saved
         if ended:

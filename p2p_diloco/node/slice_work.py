@@ -231,15 +231,14 @@ class SliceWork:
     def damaged(self, fragment: int, numbers: Sequence[int] | None = None) -> e.Damaged | None:
         """Compare a fragment's slices, all or these, with their digests. Returns those whose memory has changed; None
         if there are none, or if the digests of this version are not computed yet."""
-        (known, digests), version = self._digests.get(fragment, (None, ())), self.versions[fragment]
-        if known != version:
+        digests, indices = self.known_digests(fragment), self._indices[fragment]
+        if not digests:
             return None
-        indices = self._indices[fragment]
         looked = range(len(indices)) if numbers is None else numbers
         wrong = tuple(n for n in looked if self.state.slices[indices[n]].digest() != digests[n])
         for number in set(looked) - set(wrong):
             self._looked[fragment][number] = time.monotonic()
-        return e.Damaged(fragment, version, wrong) if wrong else None
+        return e.Damaged(fragment, self.versions[fragment], wrong) if wrong else None
 
     def unseen(self, fragment: int) -> list[int]:
         """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""

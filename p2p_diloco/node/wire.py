@@ -128,6 +128,7 @@ the model of its run. What they carry is checked by its hash."""
 ANY_RUN = bytes(TOKEN_BYTES)
 """The token of a `DataMessage`."""
 
+Question = Describe | ListSlices | GetSlice
 Answer = Description | SliceList | SliceBytes
 """Answers to questions: their receivers have asked for them."""
 NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | Contradicts | DataMessage

@@ -9,7 +9,7 @@ does everything that concerns other peers.
     fitness      checks the model and its optimizers before a peer enters, and watches them while it trains
     leaving      the last exchange of a peer that leaves, and the stay of one that has trained alone
     hook         the work at each `optimizer.step()`, and merges of newer global values into the model
-    rhythm       when the next exchange is due
+    schedule     when the next exchange is due
     progress     what became of the local progress: what was sent, counted and dropped
     metrics      all counters, and sums of time by part
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient; `local_buffers` does
@@ -21,7 +21,7 @@ does everything that concerns other peers.
     shard        this peer's part of a shared data set, all of these parts, and which positions are
                  in the local progress
     order        in which order samples come; streams read by position
-    refilling    gets more data for a peer that has none left; `slices` come from data nodes
+    refill       gets more data for a peer that has none left; `slices` come from data nodes
     reported     what the trainer reports, and what else gets it
     inner        the inner optimizers' state on disk
     node_client  the node's process, requests to the node and its answers

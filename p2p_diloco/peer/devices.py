@@ -30,13 +30,9 @@ class Copies:
         """Let the next copies wait for all computations that were started before, so that finished values are
         copied."""
 
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the chunk into the buffer."""
-        host.copy_(chunk)
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the buffer into the chunk."""
-        chunk.copy_(host)
+    def copy(self, slot: int, source: Tensor, target: Tensor) -> None:
+        """Start to copy a chunk into the buffer, or the buffer into a chunk."""
+        target.copy_(source)
 
     def wait(self, slot: int) -> None:
         """Wait until this buffer's copies are complete."""
@@ -60,16 +56,10 @@ class CudaCopies(Copies):
         """Let the stream of the copies wait for the kernels that the trainer has launched. The host doesn't wait."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the chunk into the buffer. The host doesn't wait."""
+    def copy(self, slot: int, source: Tensor, target: Tensor) -> None:
+        """Start to copy a chunk into the buffer, or the buffer into a chunk. The host doesn't wait."""
         with torch.cuda.stream(self._stream):
-            host.copy_(chunk, non_blocking=True)
-        self._copied[slot].record(self._stream)
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the buffer into the chunk. The host doesn't wait."""
-        with torch.cuda.stream(self._stream):
-            chunk.copy_(host, non_blocking=True)
+            target.copy_(source, non_blocking=True)
         self._copied[slot].record(self._stream)
 
     def wait(self, slot: int) -> None:
@@ -157,7 +147,7 @@ class Staging:
                 slot = number % SLOTS
                 host = self._buffers[slot][: chunk.numel() * chunk.element_size()].view(chunk.dtype)
                 if fetch:
-                    self._copies.fetch(slot, host, chunk)
+                    self._copies.copy(slot, chunk, host)
                 if ready is not None:
                     yield from self._turn(*ready, store=store)
                 ready = slot, host, chunk, tag
@@ -170,7 +160,7 @@ class Staging:
         self._copies.wait(slot)
         yield host, tag
         if store:
-            self._copies.store(slot, host, chunk)
+            self._copies.copy(slot, host, chunk)
 
 
 def staging_for(device: torch.device) -> Staging | None:

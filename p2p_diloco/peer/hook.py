@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -25,13 +25,15 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import GROUP, MERGE, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
-from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Metrics, Standing, Times, of_node
 from p2p_diloco.peer.node_client import NodeClient, Patience
 from p2p_diloco.peer.progress import DATA, ENDED, UNSOUND, Blend, LocalProgress
-from p2p_diloco.peer.rhythm import Rhythm
+from p2p_diloco.peer.schedule import Schedule
 from p2p_diloco.peer.shard import Supply, tables_of
 from p2p_diloco.tensors.layout import Layout
+
+if TYPE_CHECKING:
+    from p2p_diloco.peer.rank_hooks import Local  # which needs `Hook`
 
 log = logging.getLogger("p2p_diloco")
 
@@ -56,7 +58,7 @@ class Flight:
     """An exchange under way. `request`: the number of its request; `due`: what was sent; `at_step`: the inner step
     after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for which
     training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
-    (`Rhythm.interval`)."""
+    (`Schedule.interval`)."""
 
     request: int
     due: Due
@@ -85,7 +87,7 @@ class Hook:
         self.patience = Patience(node, config, wait_timeout_s)
         self._asynchronous, self._clock = config.mode == "async", clock
         self._times = Times(node.memory, clock)
-        self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
+        self._schedule = Schedule(config, len(layout.fragments), node.memory, clock)
         self.supply = Supply(config.local_share)
         self._progress = LocalProgress(config, layout)
         self.epoch, self._digest, self.commits = 0, "", 0  # of the last merged state, its commits over all fragments
@@ -117,9 +119,9 @@ class Hook:
             finished=self._ended and memory.changed == self._seen,
             global_step=self._global_step(),
             metrics=Metrics(
-                sync_every=self._rhythm.sync_every,
+                sync_every=self._schedule.sync_every,
                 last_sync_time_s=self._times.last_sync_time_s,
-                steps_per_second=1 / self._rhythm.step_time_s if self._rhythm.step_time_s else 0.0,
+                steps_per_second=1 / self._schedule.step_time_s if self._schedule.step_time_s else 0.0,
                 staleness=self._staleness,
                 refused_submissions=self._refused,
                 **{name: value + self._before.get(name, 0) for name, value in totals.items()},
@@ -131,9 +133,9 @@ class Hook:
         """The inner steps of the run: those that led to its commits and to the exchange under way, and this peer's own
         since it last sent a fragment. In asynchronous mode, the steps of all peers that commits count are divided by
         the number of live peers that train."""
-        memory, since = self._memory, self._rhythm.steps
+        memory, since = self._memory, self._schedule.steps
         if not self._asynchronous:
-            since = min(since, self._rhythm.interval)  # a lower H may come when more steps are made already
+            since = min(since, self._schedule.interval)  # a lower H may come when more steps are made already
             return self._commit_steps + (0 if self._flight is None else self._flight.interval) + since
         under_way = 0 if self._flight is None else self._flight.steps
         a_step = memory.samples / memory.steps if memory.samples and memory.steps else 1.0
@@ -179,24 +181,24 @@ class Hook:
 
     def _step(self) -> None:
         self.supply.stepped()
-        self._rhythm.step(first=not self._memory.steps)
+        self._schedule.step(first=not self._memory.steps)
         self._memory.steps += 1
         asked_for = self._asked_for()
-        due = asked_for or self._rhythm.is_due
+        due = asked_for or self._schedule.is_due
         flight, over = self._flight, self.over
-        if flight is not None and (due or over or self._rhythm.has_flown(self._memory.steps - flight.at_step)):
+        if flight is not None and (due or over or self._schedule.has_flown(self._memory.steps - flight.at_step)):
             due = not self._land(flight) or due
         if due and not self.over:
             self._exchange(at_once=asked_for)
         elif self._flight is None and self.is_due:
             self.merge()
-        self._rhythm.resume()
+        self._schedule.resume()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """A block in which no inner step is made. The node is told at once, and again when the outermost block ends."""
         self._node.tell("pause", on=True)
-        self._rhythm.rest()
+        self._schedule.rest()
         self._pauses += 1
         try:
             with self.beside():
@@ -223,13 +225,13 @@ class Hook:
                 self._node.tell("nudge", goal=goal)
                 while self.commits < goal and self._exchange(at_once=True):
                     pass
-            self._rhythm.resume()
+            self._schedule.resume()
 
     def exchange_early(self) -> None:
         """Exchange the fragment that is due now, between two steps, because the trainer has no data."""
         with self._node.turn():
             self._exchange(at_once=True)
-            self._rhythm.resume()
+            self._schedule.resume()
 
     def global_values(self) -> dict[str, Tensor]:
         """A copy of the global parameters by name."""
@@ -290,14 +292,14 @@ class Hook:
             raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
         # of an exchange that is taken up again, the node knows the weight, and steps may have been made since
         weight, stands = due.weight or 0.0, stands and not due.again
-        values = {"weight": weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
+        values = {"weight": weight, "samples": due.samples, "stands": stands, "every": self._schedule.planned()}
         uses = [] if due.again else self.supply.send(due.fragment)
         if not due.again:
             # first: an interrupt after the request would leave a contribution that the record doesn't know
             self._progress.send(due.fragment, due.samples)
         request = self._node.request("contribute", fragment=due.fragment, uses=uses, **values)
-        interval, stood_s = self._rhythm.interval, self._times.waiting_s - began
-        return Flight(request, due, self._memory.steps, self._rhythm.sent(), stood_s, interval)
+        interval, stood_s = self._schedule.interval, self._times.waiting_s - began
+        return Flight(request, due, self._memory.steps, self._schedule.sent(), stood_s, interval)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
@@ -305,7 +307,7 @@ class Hook:
         began = self._times.waiting_s
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
-            self._rhythm.unsent(flight.steps)
+            self._schedule.unsent(flight.steps)
             if not flight.due.again:
                 self._progress.unsend(flight.due.fragment, flight.due.samples)
             return False
@@ -313,7 +315,7 @@ class Hook:
         with self._merged(landed=flight.due):
             pass
         waited_s = self._times.waiting_s - began
-        self._rhythm.waited(waited_s)
+        self._schedule.waited(waited_s)
         self._times.landed(flight.stood_s + waited_s + hidden_s, hidden_s)
         self._memory.gpu_reserved, self._memory.gpu_total = memory_reserved()
         return True
@@ -384,7 +386,7 @@ class Hook:
         try:
             with self._times.part(MERGE):
                 self._seen = self._memory.changed
-                data = self.supply.gather(self._rhythm.sync_every)
+                data = self.supply.gather(self._schedule.sync_every)
                 load = self._node.ask("merge", "load", measures=measures, data=data)
                 tables = None if load["tables"] is None else tables_of(load["tables"])
                 blends = self._blends(load, tables, landed, unsound=unsound)
@@ -392,8 +394,8 @@ class Hook:
                 self._local.merge(loaded, load["kept"])
                 torn = False
             if load["commits"] != self.commits and landed is None:
-                self._rhythm.next_round()  # a round closed without this peer
-            self._rhythm.follow(load["every"])
+                self._schedule.next_round()  # a round closed without this peer
+            self._schedule.follow(load["every"])
             if tables is not None:
                 self.supply.hear(tables, ended=load["ended"])
             self.epoch, self._digest, self.commits = load["epoch"], load["digest"], load["commits"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,22 +37,6 @@ class Span:
 
     index: int
     place: slice
-
-
-class Local(Protocol):
-    """The operations of an exchange on the parameters, which may be in several processes."""
-
-    def write_theta(self) -> None:
-        """Do the same as `LocalModel.write_theta`. Each method below does the same as the method of that name in
-        `LocalModel`."""
-
-    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None: ...
-
-    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool: ...
-
-    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
-
-    def keep_values(self, kept: Collection[int] = ()) -> None: ...
 
 
 class LocalModel:

@@ -32,7 +32,7 @@ from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.node_client import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of, meeting
-from p2p_diloco.peer.refilling import open_shard
+from p2p_diloco.peer.refill import open_shard
 from p2p_diloco.peer.reported import Sinks, number, samples_of
 from p2p_diloco.peer.session import AnyHook, Following, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set

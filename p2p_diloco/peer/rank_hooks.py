@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
@@ -29,7 +30,7 @@ from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
 from p2p_diloco.peer.hook import Hook
-from p2p_diloco.peer.local import Local, LocalModel
+from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
@@ -139,9 +140,10 @@ class Rank0Client(RankLink):
         self.fail(error)
 
 
-class RankHook:
-    """What the hooks of all ranks have in common. Between two calls all ranks see the same position in the run, so that
-    a loop that ends with the run ends at the same step on all ranks."""
+class RankHook(ABC):
+    """What the hooks of all ranks have in common: the calls that every rank makes, with the methods of `Hook`. Between
+    two calls all ranks see the same position in the run, so that a loop that ends with the run ends at the same step on
+    all ranks."""
 
     def __init__(self, standing: Standing) -> None:
         self.standing = standing
@@ -154,25 +156,45 @@ class RankHook:
         self._reported |= {} if loss is None else {"loss": loss}
         self._reported |= {} if samples is None else {"samples": samples}
 
-    def _taken(self) -> dict[str, Any]:
-        """What was reported since the last step."""
+    def step(self) -> None:
+        """Called after each inner step."""
         reported, self._reported = self._reported, {}
-        return reported
+        self._call("optimizer.step()", _step, **reported)
+
+    def synchronise(self) -> None:
+        """Exchange the whole model now, as `Hook.synchronise` does."""
+        self._call("force_sync()", lambda hook, _: hook.synchronise())
+
+    def global_values(self) -> dict[str, Tensor]:
+        """A copy of this rank's part of the global parameters. The node writes none of them during the copy."""
+        values: dict[str, Tensor] = self._call("global_state_dict()", lambda hook, _: hook.global_values())
+        return values
+
+    def leave(self, last: Callable[[Hook], None]) -> None:
+        """Have rank 0 call `last`, which makes the peer's last exchange."""
+        self._call(LEAVING, lambda hook, _: last(hook))
+
+    @abstractmethod
+    def _call(self, name: str, act: Callable[[Hook, Sequence[Message]], Any], **values: object) -> Any:
+        """Make a call that every rank makes. Rank 0 calls `act` with its hook and the `values` of all ranks, while the
+        others carry out its commands. Returns what the call has on this rank."""
+
+
+def _step(hook: Hook, reports: Sequence[Message]) -> None:
+    losses, samples = ([one[key] for one in reports if key in one] for key in ("loss", "samples"))
+    hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
+    hook.step()
 
 
 class RankNHook(RankHook):
-    """The hook of a rank other than 0. It has the methods of `Hook`. Its `standing` is the position that rank 0 sent
-    last. `save`: `InnerState.save`."""
+    """The hook of a rank other than 0. Its `standing` is the position that rank 0 sent last. `save`:
+    `InnerState.save`."""
 
-    def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None]) -> None:
+    def __init__(self, rank0: Rank0Client, local: LocalModel | FarModel, save: Callable[..., None]) -> None:
         super().__init__(Standing())
         self._rank0, self._local, self._save = rank0, local, save
         self.uncounted = 0  # rank 0 warns for all
         self._read: dict[str, Tensor] = {}  # the global values that the last call has read
-
-    def step(self) -> None:
-        """Called after each inner step, on every rank. Tells rank 0, and carries out rank 0's commands."""
-        self._call("optimizer.step()", **self._taken())
 
     def pause(self) -> AbstractContextManager[None]:
         """A block in which no inner step is made. It does nothing here, because rank 0 tells the node."""
@@ -180,22 +202,6 @@ class RankNHook(RankHook):
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Do nothing, because rank 0 counts for all ranks."""
-
-    def synchronise(self) -> None:
-        """Take part in the exchange that rank 0 makes in `Hook.synchronise`."""
-        self._call("force_sync()")
-
-    def global_values(self) -> dict[str, Tensor]:
-        """A copy of this rank's part of the global parameters. Rank 0 sees to it that the node writes none of them
-        during the copy."""
-        self._call("global_state_dict()")
-        read, self._read = self._read, {}
-        return read
-
-    def leave(self, last: object) -> None:
-        """Take part in the last exchange, which rank 0 makes in `Rank0Hook.leave`."""
-        del last
-        self._call(LEAVING)
 
     def serve(self) -> None:
         """Carry out rank 0's commands until rank 0 tells all ranks to go on."""
@@ -208,13 +214,15 @@ class RankNHook(RankHook):
             self._rank0.send("done", result=result)
         self.standing = Standing.from_wire(message["standing"])
 
-    def _call(self, name: str, **values: object) -> None:
+    def _call(self, name: str, act: object, **values: object) -> Any:
         self._rank0.send("call", call=name, **values)
         self.serve()
+        read, self._read = self._read, {}
+        return read
 
     def _carried_out(self, command: Message) -> object:
-        """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result; global
-        values stay here."""
+        """Carry out a command, which is the name of a method of `LocalModel`, or `save`. Returns the method's result;
+        global values stay here."""
         kind = command.pop("kind")
         if kind == "save":
             self._save(**command)
@@ -453,6 +461,10 @@ class Rank0Model:
         return own + [answer["result"] for answer in answers]
 
 
+Local = LocalModel | Rank0Model
+"""The parameters of a peer: in this process, or of all its ranks."""
+
+
 class Rank0Hook(RankHook):
     """Rank 0's hook."""
 
@@ -460,11 +472,9 @@ class Rank0Hook(RankHook):
         super().__init__(hook.standing)
         self._hook, self._ranks = hook, ranks
 
-    @contextmanager
-    def _call(self, name: str) -> Iterator[list[Message]]:
-        """A block around a call that every rank makes, such as a step. At its beginning it waits until all other ranks
-        have made the call `name`, and yields their messages. At its end it tells them the peer's position in the run,
-        and all ranks go on.
+    def _call(self, name: str, act: Callable[[Hook, Sequence[Message]], Any], **values: object) -> Any:
+        """Wait until all other ranks have made the call `name`, and call `act`. Then tell them the peer's position in
+        the run, and all ranks go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.
@@ -477,9 +487,10 @@ class Rank0Hook(RankHook):
                         f"rank {rank} calls {message['call']} where rank 0 calls {name}",
                         mend="make the same calls of the peer on every rank, in the same order",
                     )
-            yield said
+            made = act(self._hook, [values, *said])
             self.standing = self._hook.standing
             self._ranks.tell("go on", standing=self.standing)
+        return made
 
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """The same; the held-out loss is recorded at once."""
@@ -487,37 +498,14 @@ class Rank0Hook(RankHook):
             self._hook.report(None, None, held_out_loss)
         super().report(loss, samples)
 
-    def step(self) -> None:
-        """Called after each inner step, on every rank. Does the work of `Hook.step` for the whole peer."""
-        with self._call("optimizer.step()") as said:
-            reports = self._taken(), *said
-            losses, samples = ([one[key] for one in reports if key in one] for key in ("loss", "samples"))
-            self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
-            self._hook.step()
-
     def pause(self) -> AbstractContextManager[None]:
         """A block in which no inner step is made, as in `Hook.pause`."""
         return self._hook.pause()
-
-    def synchronise(self) -> None:
-        """Exchange the whole model now, as `Hook.synchronise` does. Every rank must call this."""
-        with self._call("force_sync()"):
-            self._hook.synchronise()
-
-    def global_values(self) -> dict[str, Tensor]:
-        """A copy of this rank's part of the global parameters. Every rank must call this."""
-        with self._call("global_state_dict()"):
-            return self._hook.global_values()
 
     @property
     def uncounted(self) -> int:
         """The inner steps whose progress no merged commit has counted."""
         return self._hook.uncounted
-
-    def leave(self, last: Callable[[Hook], None]) -> None:
-        """Call `last`, which makes the peer's last exchange. Every rank must call this."""
-        with self._call(LEAVING):
-            last(self._hook)
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add the totals from before a restart to the counters, as `Hook.count_on` does."""

@@ -122,15 +122,31 @@ class Session:
     peer_id: str
     addresses: tuple[str, ...]
     config: RunConfig
-    plan: FragmentPlan
+    layout: Layout
     memory: SharedMemory
-    node: NodeProcess | None
-    hook: AnyHook | Following | None
-    parameters: LocalModel | None
+    node: NodeProcess | None = None
+    hook: AnyHook | Following | None = None
+    parameters: LocalModel | None = None
     watch: Watch | None = None
     save_inner: Callable[[], None] | None = None
     """Saves the inner state beside the checkpoint that the node writes when this peer leaves; None: there is none to
     save, or another rank saves it."""
+
+    @classmethod
+    def begun(cls, run: Message, memory: SharedMemory, node: NodeProcess | None = None) -> Session:
+        """The session of a peer in this run, of which the node has told; it has no model yet."""
+        config, layout = RunConfig.from_wire(run["config"]), Layout.from_wire(run["layout"])
+        return cls(run["peer_id"], tuple(run["addresses"]), config, layout, memory, node)
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """Which parameters are sent together, and when."""
+        return FragmentPlan.of(self.layout, self.config.sync_every)
+
+    @property
+    def delta(self) -> Tensor:
+        """The shared memory of the pseudo-gradient."""
+        return self.memory.delta_in(written_in(self.config.codec, self.config.rounding))
 
     @property
     def standing(self) -> Standing:
@@ -214,36 +230,34 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     stack.callback(rank0.close)
     values = chain(trainable(trainee.model).values(), (buffer for _, buffer in buffers.candidates(trainee.model)))
     memory = rank0.memory(sum(tensor.numel() for tensor in values))
-    run = rank0.next()
-    config, layout = _known(run)
+    session = Session.begun(run := rank0.next(), memory)
     _, inner = _inner_state(trainee, run)
-    own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+    own = _parameters(trainee, session)
     watch = _watch(trainee, own)
-    local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, _delta(config, memory))
+    local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, session.delta)
     hook = RankNHook(rank0, local, inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, watch, stack)
-    return _session(run, config, layout, memory, None, hook, own)
+    return replace(session, hook=hook, parameters=own)
 
 
 def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack: ExitStack) -> Session:
     within_s, memory, client = START_S + trainee.local.wait_timeout, node.client.memory, node.client
-    transport = _awaited(node, "transport", within_s)
     run = _awaited(node, "run", within_s)
-    run |= {"peer_id": transport["peer_id"], "addresses": transport["addresses"]}
-    config, layout = _known(run)
+    session = Session.begun(run, memory, node)
+    config, layout = session.config, session.layout
     for doubt in config.doubts():
         log.warning("%s", doubt)
     if trainee.model is None:
         _awaited(node, "ready", within_s)
-        return _session(run, config, layout, memory, node)
-    own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+        return session
+    own = _parameters(trainee, session)
     if trainee.local.role == "observer":
         following = Following(client, own, config.sync_every, _awaited(node, "ready", within_s), within_s)
-        return _session(run, config, layout, memory, node, following, own)
+        return replace(session, hook=following, parameters=own)
     watch = _watch(trainee, own)
     if ranks is not None:
-        ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
+        ranks.memory = {"theta": memory.theta, "delta": session.delta}
         ranks.tell(**run)
     local = own if ranks is None else Rank0Model(own, ranks)
     local.write_theta()
@@ -284,7 +298,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     hook.after = after
     entered = hook if ranks is None else Rank0Hook(hook, ranks)
     _hook_up(trainee, entered.step, watch, stack)
-    session = replace(_session(run, config, layout, memory, node, entered, own), watch=watch)
+    session = replace(session, hook=entered, parameters=own, watch=watch)
     return session if ranks is not None else replace(session, save_inner=lambda: save_inner(hook.epoch))
 
 
@@ -324,13 +338,11 @@ def _awaited(node: NodeProcess, kind: str, within_s: float) -> Message:
     return message
 
 
-def _known(run: Message) -> tuple[RunConfig, Layout]:
-    return RunConfig.from_wire(run["config"]), Layout.from_wire(run["layout"])
-
-
-def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
-    delta = _delta(config, memory)
-    return LocalModel(model, layout, memory.theta, memory.base, delta, rank, memory.delta, config.local_share)
+def _parameters(trainee: Trainee, session: Session) -> LocalModel:
+    assert trainee.model is not None, "an aggregator has no parameters"
+    memory, share = session.memory, session.config.local_share
+    of = session.layout, memory.theta, memory.base, session.delta
+    return LocalModel(trainee.model, *of, trainee.rank, memory.delta, share)
 
 
 def _watch(trainee: Trainee, own: LocalModel) -> Watch:
@@ -339,10 +351,6 @@ def _watch(trainee: Trainee, own: LocalModel) -> Watch:
     watch = Watch(trainee.model, trainee.optimizers[-1], trainee.wrappers)
     own.merging = watch.merging
     return watch
-
-
-def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
-    return memory.delta_in(written_in(config.codec, config.rounding))
 
 
 def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState]:
@@ -388,16 +396,3 @@ def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[
         Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
     untraced = torch.compiler.disable(stepped)  # type: ignore[no-untyped-call]
     return optimizer.register_step_post_hook(untraced).remove
-
-
-def _session(
-    run: Message,
-    config: RunConfig,
-    layout: Layout,
-    memory: SharedMemory,
-    node: NodeProcess | None,
-    hook: AnyHook | Following | None = None,
-    parameters: LocalModel | None = None,
-) -> Session:
-    plan = FragmentPlan.of(layout, config.sync_every)
-    return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook, parameters)

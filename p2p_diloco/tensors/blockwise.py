@@ -105,11 +105,11 @@ class Blockwise:
         """Encode `flat`, as `codec.Codec.encode` defines it. The peaks of all blocks are computed at once, because
         there are few."""
         numel = flat.numel()
-        raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
+        raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device="cpu")
         peaks, codes = self._parts(raw, numel)
         rows = list(_rows(flat))
         counts = [len(row) for row in rows]
-        largest = torch.empty(len(peaks), device=flat.device)
+        largest = torch.empty(len(peaks), device="cpu")
         for row, found in zip(rows, torch.split(largest, counts), strict=True):
             torch.amax(row.abs(), 1, out=found)
         peaks.copy_(_rounded_up(largest))
@@ -171,11 +171,10 @@ def _blocks(numel: int) -> int:
 
 
 def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Yield the blocks of `flat` as views [blocks, BLOCK]. On a CPU each view fits into the cache. The last block is
-    padded with 0."""
+    """Yield the blocks of `flat` as views [blocks, BLOCK], each of which fits into the cache. The last block is padded
+    with 0."""
     whole = flat.numel() // BLOCK * BLOCK
-    at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
-    yield from torch.split(flat[:whole].reshape(-1, BLOCK), at_once)
+    yield from torch.split(flat[:whole].reshape(-1, BLOCK), flats.BLOCK // BLOCK)
     if missing := -flat.numel() % BLOCK:
         yield pad(flat[whole:], (0, missing)).view(1, BLOCK)
 

@@ -4,7 +4,7 @@ Law: a codec is one row of a table, chosen by name. The length of encoded bytes 
 Bytes are little-endian, in host memory, and equal for equal values. Received buffers are checked for their length and
 for invalid bytes, and never written to; the caller refuses values that are not finite or too large (`peak`). Values up
 to `mean.MAGNITUDE_MAX`, the largest that a peer may send, stay finite. Random rounding gives the same bits for the same
-seed on one kind of device.
+seed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def to_bf16(flat: Tensor, seed: int) -> Tensor:
     bits is added, and the lower 16 bits of the sum are set to 0.
     """
     rounded = torch.empty_like(flat)
-    source = torch.Generator(device=flat.device)
+    source = torch.Generator("cpu")
     source.manual_seed(seed)
-    words = torch.empty((min(flats.BLOCK, flat.numel()) + 3) // 4, dtype=torch.int64, device=flat.device)
+    words = torch.empty((min(flats.BLOCK, flat.numel()) + 3) // 4, dtype=torch.int64, device="cpu")
     for values, out in blocks(flat, rounded):
         words.random_(-(2**63), None, generator=source)
         noise = words.view(torch.int16)[: values.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED) - 1)
@@ -91,7 +91,7 @@ class Codec(Protocol):
         """Return how many bytes `numel` elements take when encoded."""
 
     def encode(self, flat: Tensor) -> memoryview:
-        """Encode `flat`, fp32 [numel] on any device, and return the bytes."""
+        """Encode `flat`, fp32 [numel] in host memory, and return the bytes."""
 
     def peak(self, raw: Tensor, numel: int) -> float:
         """Return an upper bound of the values' magnitudes; NaN or infinite if any value isn't finite. Raises ValueError

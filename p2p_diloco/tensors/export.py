@@ -1,7 +1,7 @@
 """Writes a run's global parameters as a model that other programs load.
 
-Law: every file is complete under its name or absent. Files are written under other names, flushed to disk and then
-renamed; an earlier file is replaced only if the caller allows it.
+Law: every file is complete under its name or absent. Files are written into a hidden folder, flushed to disk and then
+moved; an earlier file is replaced only if the caller allows it.
 
     safetensors   model.safetensors; a tied parameter once, its further names in the metadata, as the library's
                   `load_model` expects
@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ _OURS = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|model\.pt|(generation_)?config\.json"
 )
 """The names of files that an export writes."""
-_UNFINISHED = ".unfinished-"
+_UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +113,36 @@ def write(
     dtypes = dict(kept) if dtype == "keep" else dict.fromkeys(kept, getattr(torch, dtype))
     files = _config_files(model, dtypes) if form == "hf" else {}
     check_folder(folder, replace=replace)
+    unfinished = folder / _UNFINISHED
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _tidy(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was interrupted
+        unfinished.mkdir(parents=True)
         if form == "torch":
-            names = [_write_state_dict(folder, model, dtypes)]
+            _write_state_dict(unfinished / "model.pt", model, dtypes)
         else:
             metadata = {**model.tied, **told, "format": "pt"}
             limit = part_bytes if form == "hf" else None
-            names = list(_write_parts(folder, model.tensors, dtypes, metadata, limit))
-            names += [_write_text(folder, name, text) for name, text in files.items()]
-        return _put_in_place(folder, names)
+            _write_parts(unfinished, model.tensors, dtypes, metadata, limit)
+            for name, text in files.items():
+                write_file(unfinished / name, [text.encode()])
+        return _put_in_place(unfinished, folder)
     except OSError as error:
         wrong = f"can't be written ({reason(error)})"
         raise ConfigError(wrong, key="--out", value=folder, mend="free some space or choose another folder") from None
     finally:
-        _tidy(folder)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_state_dict(folder: Path, model: Exported, dtypes: Mapping[str, torch.dtype]) -> str:
-    """Write model.pt. Each tensor has memory of its own, except that the names of a tied parameter share it."""
+def _write_state_dict(path: Path, model: Exported, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Write a state_dict. Each tensor has memory of its own, except that the names of a tied parameter share it."""
     state = {
         name: tensor.detach().to(dtypes.get(name, tensor.dtype), copy=True) for name, tensor in model.tensors.items()
     }
     state |= {name: state[first] for name, first in model.tied.items()}
-    with (folder / f"{_UNFINISHED}model.pt").open("xb") as file:
+    with path.open("xb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    return "model.pt"
 
 
 def _write_parts(
@@ -149,9 +151,8 @@ def _write_parts(
     dtypes: Mapping[str, torch.dtype],
     metadata: Mapping[str, str],
     part_bytes: int | None,
-) -> Iterator[str]:
-    """Write the tensors into one file, or into several with an index if they have more than `part_bytes`. Yields the
-    names of the files."""
+) -> None:
+    """Write the tensors into one file, or into several with an index if they have more than `part_bytes`."""
     sizes = {n: t.numel() * dtypes.get(n, t.dtype).itemsize for n, t in tensors.items()}
     parts: list[list[str]] = [[]]
     for name, size in sizes.items():
@@ -161,12 +162,11 @@ def _write_parts(
     of: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
         name = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        write_tensors(folder / f"{_UNFINISHED}{name}", {n: tensors[n] for n in part}, dtypes, metadata)
+        write_tensors(folder / name, {n: tensors[n] for n in part}, dtypes, metadata)
         of |= dict.fromkeys(part, name)
-        yield name
     if len(parts) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": of}
-        yield _write_text(folder, "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+        write_file(folder / "model.safetensors.index.json", [json.dumps(index, indent=2).encode() + b"\n"])
 
 
 def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[str, str]:
@@ -202,23 +202,13 @@ def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[st
     return {**model.files, CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
 
 
-def _write_text(folder: Path, name: str, text: str) -> str:
-    write_file(folder / f"{_UNFINISHED}{name}", [text.encode()])
-    return name
-
-
-def _put_in_place(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    """Remove the other files of an earlier export, then give the written files their names. Return their lengths in
+def _put_in_place(unfinished: Path, folder: Path) -> dict[str, int]:
+    """Move the written files into the folder, and remove the other files of an earlier export. Return their lengths in
     bytes, by name."""
+    names = sorted(path.name for path in unfinished.iterdir())
     for path in [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in names]:
         path.unlink()
     for name in names:
-        (folder / f"{_UNFINISHED}{name}").replace(folder / name)
+        (unfinished / name).replace(folder / name)
     sync_folder(folder)
     return {name: (folder / name).stat().st_size for name in names}
-
-
-def _tidy(folder: Path) -> None:
-    """Remove the unfinished files that an interrupted export has left."""
-    for path in folder.glob(f"{_UNFINISHED}*") if folder.is_dir() else ():
-        path.unlink(missing_ok=True)

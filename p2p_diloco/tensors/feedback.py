@@ -7,15 +7,13 @@ because the next Δ includes this one. So at any time
     decoded and counted + r + uncounted progress = all progress − dropped progress
 
 at every owner. If the lineage that counted the contribution loses to one that did not, Δ is dropped, and the
-change of r is undone: the residual without the last contribution is kept, so that this is exact. If a contribution is
-dropped before any state counts it, or so, its Δ − q is kept: a lineage that counts it may still win, and then Δ and r
-were both delivered.
+change of r is undone: the residual without the last contribution is kept, so that this is exact. Only if a lineage wins
+that counts a contribution which was dropped before, r is delivered twice: the rounding error of one contribution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,41 +23,17 @@ from p2p_diloco.core.version import ContributionId
 from p2p_diloco.tensors.flat import blocks
 
 
-@dataclass(slots=True)
-class GivenUp:
-    """Contributions `first` to `last`, which were all sent with the same residual and were dropped while no state
-    counted them. If one of them is counted later, `gain`, which is Δ − q of the last one, is added to the residual."""
-
-    first: ContributionId
-    last: ContributionId
-    gain: Tensor
-    counted: bool = False
-
-    def follow(self, counted: ContributionId | None) -> bool:
-        """Record whether the lineage that is merged counts these contributions, and return whether that has changed.
-        `counted`: this peer's last contribution that the lineage counts. If it is later than `last`, nothing changes,
-        because it does not show whether the lineage also counts `first` to `last`."""
-        before = self.counted
-        if counted is None or counted < self.first:
-            self.counted = False
-        elif counted <= self.last:
-            self.counted = True
-        return self.counted is not before
-
-
 class Feedback:
     """Keeps the residual of one slice, fp32 [numel]. It starts at 0, and stays in memory as long as the node runs."""
 
     def __init__(self, numel: int) -> None:
         self.residual = torch.zeros(numel, device="cpu")
-        self._other = torch.zeros(
-            numel, device="cpu"
-        )  # the residual for the other fate (counted or not) of the last contribution
+        # the residual for the other fate (counted or not) of the last contribution
+        self._other = torch.zeros(numel, device="cpu")
         self._counted = True  # whether the last contribution is counted
         self._apart = True  # whether the last contribution was sent without the residual, or was dropped
         self._oldest: ContributionId | None = None  # first contribution that included the present residual
         self._newest: ContributionId | None = None  # last contribution that included the present residual
-        self._given_up: GivenUp | None = None
 
     def added(self, delta: Tensor) -> Tensor:
         """Return Δ + r, which is to be encoded. The result is valid until the next call of any method."""
@@ -85,30 +59,24 @@ class Feedback:
         """Record that zeros were sent instead of the last result of `added`, which was not finite. The residual may be
         the cause, so it is reset to 0."""
         self.residual.zero_()
-        self._oldest = self._given_up = None
+        self._oldest = None
         self.sent_apart(id)
 
     def merge(self, outcome: Outcome, counted: ContributionId | None) -> None:
         """Update the residual when the trainer merges the slice with this outcome. `counted`: this peer's last
         contribution that the merged state counts.
 
-        If the progress is dropped, r was not delivered, unless a lineage counts it later. But if a contribution older
-        than the last one is counted, r was delivered with it and must not be sent twice. The error of that older
-        contribution is not known; it is nearly the error of the last contribution, which is used instead.
+        If the progress is dropped, r was not delivered. But if a contribution older than the last one is counted, r was
+        delivered with it and must not be sent twice. The error of that older contribution is not known; it is nearly
+        the error of the last contribution, which is used instead.
         """
-        if (given_up := self._given_up) is not None and given_up.follow(counted):
-            for residual in (self.residual, self._other):  # later contributions included r, too
-                residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
         if outcome.counted:
             if not (self._counted or self._apart):
                 self._turn()
             self._counted = True
         elif outcome.dropped:
-            rode = self._rode_in(counted)
-            if (self._counted and not self._apart) is not rode:
+            if (self._counted and not self._apart) is not self._rode_in(counted):
                 self._turn()
-            if not rode and self._oldest is not None and self._newest is not None:
-                self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
             self._oldest, self._counted, self._apart = None, True, True
 
     def _rode_in(self, counted: ContributionId | None) -> bool:

@@ -33,11 +33,10 @@ class TopK:
 
     def encode(self, flat: Tensor) -> memoryview:
         numel = flat.numel()
-        raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
+        raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device="cpu")
         places, values = _parts(raw)
-        step = flats.BLOCK if flat.device.type == "cpu" else max(numel, 1)
-        for start in range(0, numel, step):
-            here = flat[start : start + step]
+        for start in range(0, numel, flats.BLOCK):
+            here = flat[start : start + flats.BLOCK]
             whole = len(here) // CHUNK * CHUNK
             for part, at in ((here[:whole].reshape(-1, CHUNK), start), (here[whole:].unsqueeze(0), start + whole)):
                 if part.numel():
@@ -80,7 +79,7 @@ def _largest(chunks: Tensor) -> Tensor:
     all numbers.
     """
     length = chunks.shape[1]
-    from_end = torch.arange(length - 1, -1, -1, device=chunks.device)
+    from_end = torch.arange(length - 1, -1, -1, device="cpu")
     keys = chunks.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF).to(torch.int64)
     keys = keys.mul_(CHUNK).add_(from_end).topk(_kept(length), dim=1, sorted=False).values
     return keys.bitwise_and_(CHUNK - 1).neg_().add_(length - 1).sort(dim=1).values

@@ -50,7 +50,8 @@ from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
-from p2p_diloco.node import board, curves, ending, fetching, privacy, wire
+from p2p_diloco.node import board, curves, fetching, privacy, wire
+from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.fields import STATE
 from p2p_diloco.node.forms import NO_RUN, About
 from p2p_diloco.node.headers import opened, pack, packed, unpack
@@ -89,7 +90,7 @@ class Target:
 
 
 class Held:
-    """`Records` that hold one value under each key."""
+    """`Records` that hold one value under each key, and a transport that dials nobody."""
 
     peer_id = ME.peer_id
 
@@ -98,6 +99,8 @@ class Held:
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         return self._found
+
+    async def introduce(self, peer: str, addresses: object) -> None: ...
 
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         try:
@@ -264,7 +267,7 @@ def _records() -> Iterator[Target]:
     for name, (seed, reading) in reads.items():
         yield Target(name, [seed], lambda case, reading=reading: now(reading(Held(case))))
     node = fetching.DataNodeRecord(peer_id=OTHER.peer_id, label="disk", data_set="a" * 64)
-    nodes = lambda case: now(fetching.read_data_nodes(Held(case, OTHER.peer_id), "r", "train"))  # type: ignore[arg-type]  # noqa: E731
+    nodes = lambda case: now(fetching.find_data_nodes(Held(case, OTHER.peer_id), "r", "train"))  # type: ignore[arg-type]  # noqa: E731
     yield Target("data nodes", [node.pack()], nodes)
 
 

@@ -17,12 +17,12 @@ from p2p_diloco.net.dht_requests import (
     KEYS_MAX,
     STORED_BYTES_MAX,
     STORED_KEYS_MAX,
-    Allowance,
     Ids,
     bounded,
     cheap,
 )
 from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
+from p2p_diloco.net.shares import Budget
 from tests.net.patience import awaited, until
 from tests.net.swarm import Join, real
 
@@ -30,10 +30,10 @@ from tests.net.swarm import Join, real
 class Asked:
     """A member of the DHT that answers with `nbytes` for each key."""
 
-    def __init__(self, nbytes: int = 10, allowance: Allowance | None = None) -> None:
+    def __init__(self, nbytes: int = 10, budget: Budget | None = None) -> None:
         self.asked: list[bytes] = []
         self._nbytes = nbytes
-        self._answer = bounded(self._find, allowance or Allowance())
+        self._answer = bounded(self._find, budget or Budget(BURST_BYTES, BYTES_PER_S))
 
     async def _find(self, _: Any, request: Any, context: Any) -> Any:
         self.asked += request.keys
@@ -65,10 +65,11 @@ async def test_an_answer_fits_into_a_message() -> None:
 
 
 @awaited
-async def test_who_asks_for_much_waits_and_the_others_dont() -> None:
+async def test_who_asks_for_much_waits_and_the_others_dont(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender gets a burst, and then so much a second."""
     now = 100.0
-    peer = Asked(2**20, Allowance(lambda: now))
+    monkeypatch.setattr(dht_requests.time, "monotonic", lambda: now)
+    peer = Asked(2**20)
     for _ in range(BURST_BYTES // 2**20):
         await peer.ask(b"a")
     with pytest.raises(ValueError, match="too much lately"):
@@ -85,6 +86,7 @@ async def test_who_costs_much_processor_time_is_refused_for_a_while(monkeypatch:
     """Whatever its requests say; the others are served."""
     now, spent = 100.0, 0.0
     monkeypatch.setattr(dht_requests.time, "thread_time", lambda: spent)
+    monkeypatch.setattr(dht_requests.time, "monotonic", lambda: now)
     peer = Asked()
 
     async def slow(self: Any, request: Any, context: Any) -> Any:
@@ -92,7 +94,7 @@ async def test_who_costs_much_processor_time_is_refused_for_a_while(monkeypatch:
         spent += 0.5
         return dht_pb2.StoreResponse()
 
-    peer._answer = cheap(slow, Allowance(lambda: now, per_s=0.1, burst=2.0), Ids())
+    peer._answer = cheap(slow, Budget(2.0, 0.1), Ids())
     for _ in range(4):
         await peer.ask(b"a")
     with pytest.raises(ValueError, match="cost too much lately"):
@@ -114,11 +116,7 @@ def test_a_member_may_have_another_id_now_and_then() -> None:
 
 
 def test_the_senders_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_requests, "SENDERS_MAX", 10)
-    allowance = Allowance()
-    for number in range(100):
-        allowance.got(str(number), 1)
-    assert len(allowance._used) <= 10
+    monkeypatch.setattr(dht_requests, "ASKERS_MAX", 10)
     ids = Ids()
     assert all(ids.has(str(number), b"x") for number in range(100))
     assert len(ids._of) <= 10

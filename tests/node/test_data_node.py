@@ -18,7 +18,7 @@ from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
 from p2p_diloco.node.board import Board
 from p2p_diloco.node.data_node import DataNode, Served
-from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, board_of, read_data_nodes
+from p2p_diloco.node.fetching import AT_ONCE, DataNodeRecord, Fetching, board_of, find_data_nodes
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.peer.slices import open_slices
@@ -224,7 +224,7 @@ async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
     await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
     own = nodes.network.peers["reader"]
     await board_of("corpus").store(own, "r", DataNodeRecord(peer_id="reader", data_set="ef" * 32).pack())
-    records = await read_data_nodes(own, "r", "corpus")
+    records = await find_data_nodes(own, "r", "corpus")
     assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
     serving = DataNode(liar, inbox := Inbox(), served(nodes.folder / "a"))
     inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
@@ -345,7 +345,7 @@ async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> N
         await liar.send("reader", header, memoryview(line(1)))
     nodes.network.delay_s = 0.05
     waits = asyncio.create_task(nodes.read(1))
-    await until(lambda: any(what == (identity, 1) for _, what in nodes.inbox.questions._open))
+    await until(lambda: any(what == wire.GetSlice(identity, 1) for _, what in nodes.inbox.questions._open))
     with pytest.raises(Refusal, match="did not ask"):
         await liar.send("reader", header, memoryview(b"poison!!"))
     assert await waits == [line(1)]

@@ -339,9 +339,14 @@ async def test_a_dht_that_fails_ends_nothing() -> None:
     """Whoever publishes, looks around, keeps the record or a curve, goes on after anything that a transport raises."""
     broken, calls = without_a_dht("a", RuntimeError("what nobody thought of"))
     record: Any = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
+
+    async def look() -> None:
+        async for _ in look_around(broken, "r", lambda: 0):
+            pass
+
     for loop in (
         publish(broken, "r", lambda: record, asyncio.Event()),
-        look_around(broken, "r", lambda peer, name: None, lambda: 0),
+        look(),
         run_record.BOARD.keep(broken, "r", lambda: b"x", 15.0),
         curves.keep(broken, "r", lambda: curves.Point(1.0, 1.0, 1.0, 1.0, 2.0, None)),
     ):

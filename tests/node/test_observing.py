@@ -126,6 +126,7 @@ async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
     while len(donors := await observer.inbox.handler._donors()) < 2:  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
     liar = {"a": a, "b": b}[donors[0]].node
+    await until(lambda: bool(liar.work.known_digests(0)))  # a thread computes them
     part = liar.work.part
     liar.work.part = lambda *of: replace(made := part(*of), payload=memoryview(bytes(4) + bytes(made.payload)[4:]))  # type: ignore[method-assign]
     answer = await observer.refresh()

@@ -253,9 +253,14 @@ async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addr
         introduced.append((peer, addresses))
 
     monkeypatch.setattr(me, "introduce", introduce)
-    looking = asyncio.create_task(
-        records.look_around(me, "r", lambda *found: reported.append(found), lambda: 0, seen.append)
-    )
+
+    async def look() -> None:
+        async for record, is_new in records.look_around(me, "r", lambda: 0):
+            if record.peer_id != "a":
+                reported.append((record.peer_id, record.name))
+                seen.extend([record.addresses] if is_new else [])
+
+    looking = asyncio.create_task(look())
     for transport, name, addresses in ((me, "a", ()), (other, "b", ("x",)), (other, "b", ("y",))):
         record = dataclasses.replace(RECORD, peer_id=name, addresses=addresses)
         assert await transport.store(BOARD.key("r", name), name, record.pack(), 30.0)

@@ -16,7 +16,7 @@ from p2p_diloco.core.state import append, key_of
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.node import beginning
 from p2p_diloco.node.beginning import counted_last
-from p2p_diloco.node.ending import GoesOn
+from p2p_diloco.node.run_end import GoesOn
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.conftest import QUICK, MemoryPeer, exchange

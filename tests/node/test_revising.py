@@ -15,7 +15,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.signing import as_text
-from p2p_diloco.node import board, ending, run_record
+from p2p_diloco.node import board, run_record
+from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint

@@ -12,10 +12,10 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.inbox import (
+    ASKERS_MAX,
     FETCH_COST_MIN,
-    FETCH_EVERY_S,
     FETCHES_AT_ONCE,
-    GROUPS_MAX,
+    FETCHES_PER_S,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_S,
     Allowances,
@@ -69,7 +69,7 @@ def test_a_newcomer_may_ask_for_everything_many_times() -> None:
     left, slices = Allowances(), 64
     assert all(left.fetch("p", 1 / slices, 0.0) for _ in range(slices * round(FETCHES_AT_ONCE)))
     assert not left.fetch("p", 1.0, 0.5)
-    assert left.fetch("p", 1.0, 0.6 + FETCH_EVERY_S)
+    assert left.fetch("p", 1.0, 0.6 + 1 / FETCHES_PER_S)
     assert all(left.fetch("q", 0.0, 0.0) for _ in range(round(FETCHES_AT_ONCE / FETCH_COST_MIN)))
     assert not left.fetch("q", 0.0, 0.0)
 
@@ -130,7 +130,7 @@ async def test_what_a_peer_may_send_follows_from_the_last_commits() -> None:
 def test_allowances_take_bounded_memory() -> None:
     """However many identities ask."""
     left = Allowances()
-    for number in range(GROUPS_MAX + 100):
+    for number in range(ASKERS_MAX + 100):
         assert left.fetch(f"p{number}", 1.0, 0.0)
         assert left.nudge(f"p{number}", 1, 0, 1)
-    assert len(left._states._left) == len(left._nudged) == GROUPS_MAX
+    assert len(left._states._left) == len(left._nudged) == ASKERS_MAX

@@ -34,13 +34,9 @@ class LateCopies:
     def begin(self) -> None:
         self.log.append("begin")
 
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        self.log.append(f"fetch {slot}")
-        self._queue.append((slot, host, chunk))
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        self.log.append(f"store {slot}")
-        self._queue.append((slot, chunk, host))
+    def copy(self, slot: int, source: Tensor, target: Tensor) -> None:
+        self.log.append(f"copy {slot}")
+        self._queue.append((slot, target, source))
 
     def wait(self, slot: int) -> None:
         self.log.append(f"wait {slot}")
@@ -73,11 +69,11 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
     for _, number in Staging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
         copies.log.append(f"work {number}")
     assert copies.log == [
-        "begin", "fetch 0",
-        "fetch 1", "wait 0", "work 0", "store 0",
-        "fetch 0", "wait 1", "work 1", "store 1",
-        "fetch 1", "wait 0", "work 2", "store 0",
-        "wait 1", "work 3", "store 1", "end",
+        "begin", "copy 0",
+        "copy 1", "wait 0", "work 0", "copy 0",
+        "copy 0", "wait 1", "work 1", "copy 1",
+        "copy 1", "wait 0", "work 2", "copy 0",
+        "wait 1", "work 3", "copy 1", "end",
     ]  # fmt: skip
     turns = Staging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
     next(turns)
@@ -141,9 +137,9 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     cuda.reset_mock()
     vector, host = torch.ones(4), torch.zeros(4)
     copies.begin()
-    copies.fetch(0, host, vector)
+    copies.copy(0, vector, host)
     copies.wait(0)
-    copies.store(0, host.mul_(3), vector)
+    copies.copy(0, host.mul_(3), vector)
     copies.end()
     assert vector.tolist() == [3.0] * 4
     block = [call.stream(side), call.stream().__enter__(), call.stream().__exit__(None, None, None)]

@@ -159,7 +159,7 @@ def test_a_pause_takes_time_of_the_round() -> None:
     with peer.hook.pause():
         peer.clock.now += 12.0
     assert peer.round() == 2  # rather than eight
-    assert peer.hook._rhythm.step_time_s == 2.0
+    assert peer.hook._schedule.step_time_s == 2.0
 
 
 def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
@@ -186,7 +186,7 @@ def test_the_first_round_begins_with_the_first_step(before_s: float) -> None:
         clock.now += 2.0
         step(hook, model)
     assert hook.standing.metrics.local_step == 1 + 10
-    assert hook._rhythm.step_time_s == 2.0
+    assert hook._schedule.step_time_s == 2.0
 
 
 def test_fragments_are_sent_by_time_in_turn() -> None:

@@ -15,7 +15,7 @@ from nodes import RUN_ID, Field, RealNode
 from p2p_diloco.core.state import SAMPLES_TIMES
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.node import ending
+from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.run_record import BOARD as RUN_BOARD
 from p2p_diloco.node.run_record import Founding, RunRecord

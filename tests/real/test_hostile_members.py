@@ -23,7 +23,7 @@ from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.headers import pack
-from p2p_diloco.node.inbox import FETCH_EVERY_S, FETCHES_AT_ONCE
+from p2p_diloco.node.inbox import FETCHES_AT_ONCE, FETCHES_PER_S
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.node.wire import Audit, Copy, OfMean
@@ -99,7 +99,7 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
             while len(answers) < 400 or field.epoch < before + 5:
                 for member in greedy:
                     answers += await member.tell_all(Ask(0, tuple(range(SLICES))))
-            most = FETCHES_AT_ONCE + (time.monotonic() - began) / FETCH_EVERY_S
+            most = FETCHES_AT_ONCE + (time.monotonic() - began) * FETCHES_PER_S
             assert 0 < answers.count("") <= len(field.nodes) * most
             await field.tells("greedy", "the sender, or others with its invitation, asked for too many", nodes=3)
             await field.goes_on()

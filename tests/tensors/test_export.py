@@ -276,7 +276,7 @@ def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pyte
     before = (tmp_path / "model.safetensors").read_bytes()
 
     def full(*_: object, **__: object) -> None:
-        (tmp_path / ".unfinished-model.safetensors").write_bytes(b"half")
+        (tmp_path / ".unfinished" / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export, "write_tensors", full)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.core.carry import LEFT, OLD, PART, Carried, Outcome
+from p2p_diloco.core.carry import LEFT, PART, Carried, Outcome
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
@@ -48,7 +48,6 @@ class Sender:
         self.epoch = self.sequence = 0
         self.sent: dict[int, Tensor] = {}  # what was decoded, by sequence
         self.held: dict[int, Tensor] = {}  # the pseudo-gradients of it, by sequence
-        self.given_up: int | None = None  # the last one that was dropped for its age
         self.log: list[int] = []  # those that are counted
         self.trained, self.dropped = torch.zeros(NUMEL), torch.zeros(NUMEL)
 
@@ -88,9 +87,6 @@ class Sender:
 
     def merge(self, log: list[int], *, kin: bool = True) -> None:
         """A newer state has come, which counts these, and descends from the base if it is `kin`."""
-        for n in {*log} ^ {*self.log}:
-            if n == self.given_up:  # what it held was dropped, and is counted now; or the other way round
-                self.dropped -= self.held[n] if n in log else -self.held[n]
         self.epoch, self.log, last, included = self.epoch + 1, log, self.progress.last, self.progress.included
         counted, uncounted, part = id(log[-1]) if log else None, self.uncounted, bool(log) and log[-1] in self.riding
         outcome = self.progress.merge(self.version(self.epoch), counted, kin=kin, most=CARRY_ROUNDS)
@@ -104,8 +100,6 @@ class Sender:
         elif blend is Blend.NONE:
             held = torch.zeros(NUMEL) if last is None else self.held[last.sequence]
             self.dropped += uncounted + (included - outcome.counted) * held
-            if last is not None and not outcome.counted:
-                self.given_up = last.sequence
 
 
 happenings = st.sampled_from(
@@ -122,21 +116,16 @@ happenings = st.sampled_from(
         "both",
         "forgotten",
         "older",
-        "late",
-        "late",
     ]
 )
 
 
 @settings(deadline=None, max_examples=120)
 @given(st.sampled_from(LOSSY), st.integers(0, 10**6), st.lists(happenings, min_size=5, max_size=40))
-@example("int8", 0, ["train", *["send"] * 3, "missed", *["send"] * 3, "late"])  # the first of two given up counts
 @example("int8", 0, ["train", "send", "counted", "forked", "forked"])  # two lineages lose one after the other
 def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, happenings: list[str]) -> None:
     """Decoded contributions of the lineage, residual and uncounted progress add up to all progress, whether a
-    contribution is counted, missed, carried, dropped for its age, counted in a lineage that lost, in both, or in one
-    that wins when this peer has given it up.
-    """
+    contribution is counted, missed, carried, dropped for its age, counted in a lineage that lost, or in both."""
     sender = Sender(codec, seed)
     for happening in happenings:
         included, newest = sender.progress.included, sender.progress.last
@@ -158,41 +147,8 @@ def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, ha
                 sender.merge(log)
             case "older" if sender.riding:
                 sender.merge([*log, sender.riding[0]])
-            case "late" if sender.given_up is not None and all(n <= sender.given_up for n in log):
-                # A lineage wins that counts what was given up, and none since. What the other one counted since is gone
-                # with it, but for the last contribution: of more there is nothing to tell here.
-                older = [n for n in sender.log if n <= sender.given_up]
-                sender.merge(older if sender.given_up in older else [*older, sender.given_up])
         scale = 1 + sender.trained.abs().max().item()
         assert sender.balance.abs().max().item() < 1e-5 * scale * len(happenings)
-
-
-def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
-    """What was dropped for its age, with what would be left of it, and the residual that went along."""
-    feedback = Feedback(NUMEL)
-    sent(feedback, torch.randn(NUMEL), codec, id(1))
-    feedback.merge(COUNTED, id(1))
-    before, delta = feedback.residual.clone(), torch.randn(NUMEL)
-    for sequence in (2, 3):
-        last = sent(feedback, delta, codec, id(sequence))
-    feedback.merge(Outcome(dropped=OLD), id(1))
-    assert torch.equal(feedback.residual, before)
-    return feedback, before + delta - last, before
-
-
-@pytest.mark.parametrize("codec", LOSSY)
-@pytest.mark.parametrize("counted", [id(2), id(3)])
-def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
-    codec: str, counted: ContributionId
-) -> None:
-    """A lineage that counts it wins: what is left of it takes the residual's place, until another lineage wins."""
-    feedback, left, before = given_up(codec)
-    feedback.merge(KEPT, counted)
-    torch.testing.assert_close(feedback.residual, left)
-    feedback.merge(KEPT, counted)
-    torch.testing.assert_close(feedback.residual, left)
-    feedback.merge(KEPT, id(1))
-    torch.testing.assert_close(feedback.residual, before)
 
 
 @pytest.mark.parametrize("counted", [id(2), id(3)])
@@ -228,7 +184,7 @@ def test_contributions_with_and_without_the_residual_are_distinguished() -> None
 
 
 def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None:
-    feedback, _, _ = given_up("e3m0")
+    feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), "e3m0", id(4))
     feedback.added(torch.full((NUMEL,), torch.inf))
     feedback.sent_nothing(id(5))

@@ -14,9 +14,9 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, Lease, Table, Tables
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer import refilling
+from p2p_diloco.peer import refill
 from p2p_diloco.peer.hook import Hook
-from p2p_diloco.peer.refilling import Refill, open_shard
+from p2p_diloco.peer.refill import Refill, open_shard
 from p2p_diloco.peer.shard import Shard, Supply, data_set
 
 DATA = DataSet("train", 10, 1)
@@ -55,7 +55,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait takes time."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
-    monkeypatch.setattr(refilling, "time", clock)
+    monkeypatch.setattr(refill, "time", clock)
 
 
 def held_by(peer: str) -> Table:

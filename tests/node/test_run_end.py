@@ -19,9 +19,10 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
 from p2p_diloco.net.interface import Unreachable
-from p2p_diloco.node import beginning, board, ending, participation, records
-from p2p_diloco.node.ending import End
+from p2p_diloco.node import beginning, board, participation, records
+from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.run_end import End
 from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.tensors import checkpoint
 from tests.net.clocks import by_hand

@@ -14,7 +14,7 @@ from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.node.shared import SharedMemory
 
 
-class Rhythm:
+class Schedule:
     """Counts the rounds of one trainer. The whole model is exchanged in `fragments` rounds."""
 
     def __init__(self, config: RunConfig, fragments: int, memory: SharedMemory, clock: Callable[[], float]) -> None:
