@@ -51,7 +51,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def doctor(*flags: str, small_s: float = 10.0) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the report, and stderr of a doctor with these flags. `small_s`: its deadline for a small answer."""
+    """The exit code, report and stderr of a doctor with these flags. `small_s`: its patience with a small answer."""
     command = [sys.executable, "-c", PATIENT, str(small_s), "doctor", "--json", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.stdout, ended.stderr
