@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.node import beginning, joining, shared, slice_work
+from p2p_diloco.node import beginning, joining, participation, shared, slice_work
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.node import Node
@@ -45,9 +45,10 @@ def memory_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def records_show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the in-memory swarm stores is there for all at once, unlike what a DHT does: nobody looks for it as seldom,
     or waits for another founder as long."""
-    monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.1)
-    monkeypatch.setattr(joining, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.05)
+    for module in (joining, beginning, participation):
+        monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(beginning, "SEEN_EVERY_S", 0.02)
 
 
 class MemoryPeer:
