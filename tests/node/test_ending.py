@@ -37,7 +37,6 @@ LAST, STOPPED = ModelVersion(0, 12, 2 * STOP, "d" * 32), ModelVersion(0, 4, 2, "
 
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
 
 
