@@ -58,7 +58,6 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
-        ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
         ([*TO, "--from-checkpoint", "/", "--", "true"], 3, "--from-checkpoint=/ holds no complete checkpoint"),
         (
             [*TO, "--host-maddrs", "/ip4/203.0.113.7/tcp/0", "--", "true"],
@@ -66,8 +65,6 @@ def mistakes() -> list[tuple[list[str], int, str]]:
             "--host-maddrs=/ip4/203.0.113.7/tcp/0 is",
         ),
         ([*TO, "--role", "observer"], 2, "--role=observer trains nothing; read the model with"),
-        ([*TO, "--role", "aggregator", "--steps", "5"], 2, "--steps is for the built-in trainer"),
-        ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
         (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),
         (["dashboard", "--initial-peers", ADDRESS, "--baseline", "/dev/null"], 3, "--baseline=/dev/null has no line"),
     ]
