@@ -27,7 +27,7 @@ from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.layout import ParamSpec, specs_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 
-QUICK = {"heartbeat_interval": 0.1, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
+QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
 """Settings of a quick run."""
 
 
