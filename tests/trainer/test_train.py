@@ -1,5 +1,5 @@
-"""The loop, with a fake in the run's place: what it tells the run, what it takes from it, and how it ends; and the model
-that it trains."""
+"""The loop, with a fake in the run's place: what it tells the run, what it takes from it, and how it ends. And the
+model that it trains."""
 
 from __future__ import annotations
 
