@@ -20,6 +20,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.participation import take_part
 from p2p_diloco.node.privacy import Access
+from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.tensors import buffers
@@ -200,6 +201,12 @@ async def exchange(*peers: MemoryPeer, delta: float = 1.0) -> None:
 async def stop(*peers: MemoryPeer) -> None:
     for peer in peers:
         await peer.stop()
+
+
+def founding_in(network: MemoryNetwork) -> Founding:
+    """The founding of the run "r", as its record has it."""
+    ((value, _),) = network.records["r/config"].values()
+    return Founding.of("r", RunRecord.unpack(value))
 
 
 def without_a_dht(peer: str, error: Exception) -> tuple[MemoryTransport, list[object]]:
