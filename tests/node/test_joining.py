@@ -188,8 +188,8 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest
         assert first.memory.theta[0].item() == theta
         await first.exchange(1.0)
         await first.stop()
-    later = MemoryPeer(network, "later", {"outer_lr": 1.0}, wait_timeout=4 * QUICK["heartbeat_timeout"])
-    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2 is over: the run r has begun.*checkpoint.*--found.*--run"):
+    later = MemoryPeer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * QUICK["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
         await later.enter(theta=1.0)
     assert any("the run r has begun" in message.get("text", "") for message in later.said)
     a, b = MemoryPeer(network, "a"), MemoryPeer(network, "b", found=True)
@@ -237,8 +237,8 @@ async def test_a_founder_that_has_met_others_founds_nothing_anew_unless_it_is_to
     remember("r", met_through((), "founder"), [f"/ip4/192.0.2.1/tcp/31337/p2p/{STRANGER}"])
     if not record_is_there:
         network.records.clear()
-    again = MemoryPeer(network, "founder", QUICK, wait_timeout=3 * QUICK["heartbeat_timeout"])
-    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=1.5.* is over.*--found"):
+    again = MemoryPeer(network, "founder", QUICK, wait_timeout=4 * QUICK["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2.* is over.*--found"):
         await again.enter(theta=1.0)
     await again.stop()
     told = MemoryPeer(network, "founder", QUICK, found=True)
