@@ -97,6 +97,14 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["beside"] = str(node.config.stash[BESIDE].folder)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process is left alone with one at the end; but not those that wait
+    for a command that runs beside the tests."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    waiting = {item.path for item in items if not COMMANDS.keys().isdisjoint(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path not in slow - waiting)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the commands now, so that they use the processor time that the other tests leave: most of them wait. And
     exclude all loaded objects from garbage collection, so that a test on leaked objects sees only its own."""

@@ -125,12 +125,17 @@ def test_pages_show_the_examples() -> None:
 # -- links
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def links() -> Iterator[tuple[Path, str]]:
+    """The relative links of all pages."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text())):
+            if not re.match(r"[a-z]+:", target):
+                yield page, target
+
+
+def test_every_link_leads_somewhere() -> None:
     """A relative link names an existing file, and, after a #, one of its headings."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text())):
-        if re.match(r"[a-z]+:", target):
-            continue
+    for page, target in links():
         path, _, heading = target.partition("#")
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{name_of(page)} links to {target}, which isn't there"
@@ -183,22 +188,22 @@ def parse(name: str, arguments: list[str], shown_in: Path) -> None:
     known.commands[name].make_context(name, arguments)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_command_shown_can_be_parsed(page: Path) -> None:
+def test_every_command_shown_can_be_parsed() -> None:
     """The command exists and accepts each of its flags. The changelog also names commands that have moved."""
-    for name, *arguments in commands(page):
-        if not name.startswith("-") and not (page.name == "CHANGELOG.md" and name in ("bench", "simulate")):
-            parse(name, arguments, page)
+    for page in PAGES:
+        for name, *arguments in commands(page):
+            if not name.startswith("-") and not (page.name == "CHANGELOG.md" and name in ("bench", "simulate")):
+                parse(name, arguments, page)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=name_of)
-def test_every_script_shown_is_there_and_has_its_flags(page: Path) -> None:
+def test_every_script_shown_is_there_and_has_its_flags() -> None:
     """A flag's name stands in the script, or in one beside it that it imports."""
-    for files, flags in scripts(page):
+    pages = [page for page in PAGES if page.parent.name != "decisions"]
+    for where, files, flags in [(page, *script) for page in pages for script in scripts(page)]:
         text = "".join(file.read_text() for file in files)
         beside = [files[0].parent / f"{name}.py" for name in re.findall(r"^from (\w+) import", text, re.MULTILINE)]
         text += "".join(file.read_text() for file in beside if file.exists())
-        assert not [flag for flag in flags if f'"{flag}"' not in text], (name_of(page), files[0].name)
+        assert not [flag for flag in flags if f'"{flag}"' not in text], (where, files[0].name)
 
 
 def test_pages_show_commands() -> None:
@@ -222,11 +227,11 @@ def started(file: Path) -> Iterator[list[str]]:
         yield [*fixed, *json.loads(given)]
 
 
-@pytest.mark.parametrize("file", DEPLOYED, ids=name_of)
-def test_every_command_that_is_deployed_can_be_parsed(file: Path) -> None:
+def test_every_command_that_is_deployed_can_be_parsed() -> None:
     """Each of these files starts us once, with a command and flags that exist."""
-    ((name, *arguments),) = started(file)
-    parse(name, arguments, file)
+    for file in DEPLOYED:
+        ((name, *arguments),) = started(file)
+        parse(name, arguments, file)
 
 
 def test_peers_that_are_deployed_come_back() -> None:
@@ -240,13 +245,11 @@ def test_peers_that_are_deployed_come_back() -> None:
         assert arguments[arguments.index("--invite") + 1].endswith("main.invite"), name_of(file)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_targets_shown_are_in_the_makefile(page: Path) -> None:
+def test_targets_shown_are_in_the_makefile() -> None:
     """`make demo` and the like name existing targets."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    text = page.read_text()
-    shown_targets = re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
-    assert set(shown_targets) <= targets
+    for page in PAGES:
+        assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), flags=re.MULTILINE)) <= targets, page
 
 
 # -- the example

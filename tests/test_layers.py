@@ -41,8 +41,9 @@ PARTS_OF_TENSORS = {"p2p_diloco.tensors.partition"}
 """What planning may import of tensors: no torch."""
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def modules(*layers: str) -> list[Path]:
+    """All modules, or those of these layers."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if not layers or layer(path) in layers]
 
 
 def layer(path: Path) -> str:
@@ -76,25 +77,23 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _run_nodes(child)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down(path: Path) -> None:
+def test_imports_point_down() -> None:
     """A module imports only lower layers of ours, or modules of its own layer."""
-    home = layer(path)
-    if home in ("__init__", "__main__"):
-        return
-    outside = {name.split(".")[0] for name in imports(path)} & {"tests", "examples"}
-    assert outside == set(), "an installed package has no checkout"
-    ours = {name.split(".")[1] for name in imports(path) if name.startswith("p2p_diloco.")}
-    assert ours - BELOW[home] - {"__version__"} == set(), f"{home} may not import these"
+    for path in modules(*BELOW):
+        outside = {name.split(".")[0] for name in imports(path)} & {"tests", "examples"}
+        assert outside == set(), f"{path}: an installed package has no checkout"
+        ours = {name.split(".")[1] for name in imports(path) if name.startswith("p2p_diloco.")}
+        assert ours - BELOW[layer(path)] - {"__version__"} == set(), f"{path} may not import these"
+    assert {layer(path) for path in modules()} == {*BELOW, "__init__", "__main__"}
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if layer(path) in {"core", "planning"}], ids=str)
-def test_core_and_planning_are_pure(path: Path) -> None:
+def test_core_and_planning_are_pure() -> None:
     """They import only the standard library, and no part of it that has effects; planning loads no torch either: of the
     layers below it uses pure modules only."""
-    foreign = {name.split(".")[0] for name in imports(path)} - PURE - {"p2p_diloco"}
-    assert foreign == set()
-    assert {name for name in imports(path) if name.startswith("p2p_diloco.tensors")} <= PARTS_OF_TENSORS
+    for path in modules("core", "planning"):
+        foreign = {name.split(".")[0] for name in imports(path)} - PURE - {"p2p_diloco"}
+        assert foreign == set(), path
+        assert {name for name in imports(path) if name.startswith("p2p_diloco.tensors")} <= PARTS_OF_TENSORS, path
 
 
 @pytest.mark.parametrize(
@@ -145,17 +144,21 @@ def _made_by_torch(path: Path) -> Iterator[tuple[str, set[str | None]]]:
                 yield f"line {call.lineno}: torch.{maker}", {keyword.arg for keyword in call.keywords}
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if layer(path) in {"node", "peer", "tensors"}], ids=str)
-def test_every_buffer_names_its_device_and_beside_a_script_its_dtype(path: Path) -> None:
+def test_every_buffer_names_its_device_and_beside_a_script_its_dtype() -> None:
     """A script may choose other defaults (`torch.set_default_device("cuda")`, `torch.set_default_dtype(...)`); this
     package's memory is where it says."""
-    for argument in ("device", "dtype") if layer(path) == "peer" else ("device",):
-        assert [call for call, named in _made_by_torch(path) if not named & {argument, "out"}] == []
+    for path in modules("node", "peer", "tensors"):
+        for argument in ("device", "dtype") if layer(path) == "peer" else ("device",):
+            assert [call for call, named in _made_by_torch(path) if not named & {argument, "out"}] == [], path
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_is_imported_for_types_alone_is_no_value(path: Path) -> None:
+def test_what_is_imported_for_types_alone_is_no_value() -> None:
     """Such a name stands in annotations only: at run time there is nothing behind it."""
+    assert {path: used for path in modules() if (used := _values_for_types(path))} == {}
+
+
+def _values_for_types(path: Path) -> list[str]:
+    """The uses as a value of what a module imports for types alone."""
     tree = ast.parse(path.read_text())
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     names = {one.asname or one.name for block in blocks for one in _imported(block)}
@@ -172,7 +175,7 @@ def test_what_is_imported_for_types_alone_is_no_value(path: Path) -> None:
             visit(child, known)
 
     visit(tree, frozenset())
-    assert used == []
+    return used
 
 
 def _imported(node: ast.AST) -> Iterator[ast.alias]:

@@ -26,8 +26,9 @@ PATIENT = """
 import sys
 from p2p_diloco.cli import main
 from p2p_diloco.cli.doctor import examination, machine
-examination.LIMIT_S, examination.DAEMON_START_S, machine.START_S, examination.SMALL_S = 50.0, 20.0, 20.0, 10.0
-main(sys.argv[1:])
+examination.LIMIT_S, examination.DAEMON_START_S, machine.START_S = 50.0, 20.0, 20.0
+examination.SMALL_S = float(sys.argv[1])
+main(sys.argv[2:])
 """
 """The command line with longer deadlines, because a busy machine is no fault here."""
 LIMIT_S = 80.0
@@ -49,9 +50,9 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def doctor(*flags: str) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the report, and stderr of a doctor with these flags."""
-    command = [sys.executable, "-c", PATIENT, "doctor", "--json", *flags]
+def doctor(*flags: str, small_s: float = 10.0) -> tuple[int, dict[str, Any], str]:
+    """The exit code, report and stderr of a doctor with these flags. `small_s`: its patience with a small answer."""
+    command = [sys.executable, "-c", PATIENT, str(small_s), "doctor", "--json", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout), ended.stderr
@@ -92,7 +93,7 @@ def test_a_bootstrap_that_hangs_is_told() -> None:
     process, addresses = bootstrap()
     try:
         process.send_signal(signal.SIGSTOP)
-        code, report, _ = doctor("--initial-peers", addresses[0])
+        code, report, _ = doctor("--initial-peers", addresses[0], small_s=2.0)
     finally:
         process.send_signal(signal.SIGCONT)
         end(process)

@@ -19,41 +19,25 @@ from p2p_diloco.trainer.config import TrainerConfig
 LISTS = ["--to", "--via"]
 
 
-@pytest.fixture(scope="module")
-def join_help() -> str:
-    return help_of("--help-all", 200)
-
-
-def help_of(asked: str, columns: int) -> str:
-    size = {"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)}
-    result = CliRunner().invoke(app, ["join", asked], env=size)
+def help_of(asked: str) -> str:
+    result = CliRunner().invoke(app, ["join", asked], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert result.exit_code == 0
     return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
 
 
-@pytest.mark.parametrize("key", [*RunConfig.model_fields, *PeerConfig.model_fields, *TrainerConfig.model_fields])
-def test_every_field_is_a_flag_with_help(join_help: str, key: str) -> None:
-    """No setting can be given in Python alone: `join --help-all` has its flag."""
-    assert re.search(rf"{flag(key)}\s", join_help)
-
-
-def test_help_tells_panels_and_defaults(join_help: str) -> None:
-    """A reader of the help sees what is the run's and what is one's own, and what happens without a flag."""
-    for panel in ("Often set", "All peers agree", "This peer", "The built-in trainer"):
-        assert panel in join_help
-    assert re.search(r"--sync-every +N +H: inner steps.*\(default 500\)", join_help)
-    assert "--no-nesterov" in join_help
-
-
-def test_help_is_short() -> None:
-    """It shows what most people set, on one screen, and names the flag that shows the rest."""
-    told = help_of("--help", 100)
+def test_help_has_every_field_and_is_short_at_first() -> None:
+    """It shows what most people set, on one screen, and names the flag that shows the rest. There a reader sees what is
+    the run's and what is one's own, and what happens without a flag; no setting can be given in Python alone."""
+    everything, told = help_of("--help-all"), help_of("--help")
     assert len(told.splitlines()) < 60
     assert "--help-all" in told
     assert "--initial-peers" in told
-    assert "--outer-lr" not in told
-    assert "--outer-lr" in help_of("--help-all", 100)
-    assert "--outer-lr" not in help_of("--help", 100), "the whole text was shown once, and must not stay"
+    keys = [*RunConfig.model_fields, *PeerConfig.model_fields, *TrainerConfig.model_fields]
+    assert [key for key in keys if not re.search(rf"{flag(key)}\s", everything)] == []
+    for panel in ("Often set", "All peers agree", "This peer", "The built-in trainer", "--no-nesterov"):
+        assert panel in everything
+    assert re.search(r"--sync-every +N +H: inner steps.*\(default 500\)", everything)
+    assert "--outer-lr" not in told, "the whole text was shown before, and must not stay"
 
 
 @pytest.mark.parametrize("arguments", [["--to", "--x", "1"], ["--to"], ["--to", "a", "--to"]])

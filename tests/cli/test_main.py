@@ -19,7 +19,7 @@ from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBoot
 from p2p_diloco.standard_streams import JOINED_FILE
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
-TO = ["join", "--initial-peers", ADDRESS]
+TO, EXPORT = ["join", "--initial-peers", ADDRESS], ["export", "--out", "model"]
 SHOW = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
 
 
@@ -58,7 +58,6 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
-        ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
         ([*TO, "--from-checkpoint", "/", "--", "true"], 3, "--from-checkpoint=/ holds no complete checkpoint"),
         (
             [*TO, "--host-maddrs", "/ip4/203.0.113.7/tcp/0", "--", "true"],
@@ -66,8 +65,13 @@ def mistakes() -> list[tuple[list[str], int, str]]:
             "--host-maddrs=/ip4/203.0.113.7/tcp/0 is",
         ),
         ([*TO, "--role", "observer"], 2, "--role=observer trains nothing; read the model with"),
-        ([*TO, "--role", "aggregator", "--steps", "5"], 2, "--steps is for the built-in trainer"),
-        ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
+        ([*EXPORT, "--format", "onnx"], 2, "--format=onnx is not known; choose safetensors, hf, torch"),
+        ([*EXPORT, "--dtype", "int8"], 2, "--dtype=int8 is not known; choose keep, float32, bfloat16, float16"),
+        (EXPORT, 2, "--initial-peers names no address of a peer"),
+        ([*EXPORT, "--checkpoint", "c", "--run-id", "r"], 2, "--run-id is for a run; leave it out, or leave out --ch"),
+        ([*EXPORT, "--checkpoint", "c"], 3, "--checkpoint=c holds no complete checkpoint; name another folder"),
+        ([*EXPORT, "--initial-peers", ADDRESS], 4, "can't be reached"),
+        ([*EXPORT, "--invite", "none.invite"], 3, "--invite=none.invite"),
         (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),
         (["dashboard", "--initial-peers", ADDRESS, "--baseline", "/dev/null"], 3, "--baseline=/dev/null has no line"),
     ]
@@ -75,10 +79,18 @@ def mistakes() -> list[tuple[list[str], int, str]]:
 
 @pytest.mark.parametrize(("arguments", "code", "told"), mistakes(), ids=lambda part: str(part)[-60:])
 def test_a_mistake_is_one_sentence_and_its_code(
-    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing on stdout, one line on stderr that names what is wrong, and the documented exit code."""
+    """Nothing on stdout, one line on stderr that names what is wrong, and the documented exit code. Nothing is
+    written."""
+    monkeypatch.chdir(tmp_path)
     assert carry_out(arguments) == code
+    assert list(tmp_path.iterdir()) == []
     out, err = capsys.readouterr()
     assert out == ""
     assert told in err

@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("lightning", reason="lightning isn't installed: pip install 'p2p-diloco[lightning]'")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from p2p_diloco.integrations.lightning import DilocoCallback
-from tests.integrations.fake import GLOBAL, FakePeer, Model, data
+from tests.integrations.fake import GLOBAL, data
 from tests.integrations.fake import fake_peer as fake_peer
 
 
-class Module(LightningModule):
-    """The small model, with a schedule of the run's steps."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.inner, self.fails_at = Model(), fails_at
-
-    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        loss = self.inner(batch["x"])["loss"]
-        if len(self.inner.trained) == self.fails_at:
-            raise ZeroDivisionError
-        return loss
-
-    def validation_step(self, batch: dict[str, Tensor]) -> None:
-        self.log("val_loss", self.inner(batch["x"])["loss"])
-
-    def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.SGD([self.inner.weight], lr=0.1)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def fitted(
-    folder: Path,
-    steps: int,
-    *,
-    module: Module | None = None,
-    others: tuple[Callback, ...] = (),
-    resume: str | None = None,
-    workers: int = 0,
-    batch_size: int = 4,
-    collate: Any = None,
-    shared: dict[str, Any] | None = None,
-    **settings: Any,
-) -> tuple[Trainer, Model, FakePeer]:
-    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's. `shared`: what the data
-    set that the peers share is loaded with, without a validation."""
-    peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
-    module, callback = module or Module(), DilocoCallback(**{"start": 0, **peer})
-    training: Any = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers, collate_fn=collate)
-    if shared is not None:
-        training, settings["limit_val_batches"] = callback.loader(num_workers=workers, **shared), 0
-    plain = {"logger": False, "enable_checkpointing": bool(others), "enable_progress_bar": False, "accelerator": "cpu"}
-    plain |= {"enable_model_summary": False, "default_root_dir": folder, "log_every_n_steps": 5}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(max_steps=steps, callbacks=[callback, *others], **{**plain, **settings})
-        try:
-            trainer.fit(module, training, DataLoader(data(8), batch_size=8), ckpt_path=resume)
-        finally:
-            assert isinstance(callback.peer, FakePeer)
-            module.peer = callback.peer
-    return trainer, module.inner, callback.peer
+@pytest.fixture(scope="module", autouse=True)
+def lightning() -> None:
+    """Only the process that runs these tests loads Lightning."""
+    pytest.importorskip("lightning", reason="lightning isn't installed: pip install 'p2p-diloco[lightning]'")
+    global Module, ModelCheckpoint, fitted
+    from tests.integrations.with_lightning import ModelCheckpoint, Module, fitted
 
 
 def test_validation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:

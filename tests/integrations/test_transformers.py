@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,42 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers", reason="transformers isn't installed: pip install 'p2p-diloco[hf]'")
-pytest.importorskip("accelerate", reason="accelerate isn't installed: pip install 'p2p-diloco[hf]'")
-
-import transformers
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from p2p_diloco.cli.plan.inputs import size_of
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.integrations.transformers import DilocoCallback, SampleCounter
-from tests.integrations.fake import GLOBAL, FakePeer, Model, data
+from tests.integrations.fake import GLOBAL, Model, data
 from tests.integrations.fake import fake_peer as fake_peer
 from tests.tensors.test_export import expected, same, written
 
 
-def trained(
-    folder: Path,
-    steps: int,
-    *,
-    resume: str | None = None,
-    others: tuple[Any, ...] = (),
-    collator: Any = None,
-    **settings: Any,
-) -> tuple[Trainer, Model, FakePeer]:
-    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's."""
-    peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
-    plain = {"per_device_train_batch_size": 4, "learning_rate": 0.1, "logging_steps": 5, "report_to": "none"}
-    plain |= {"save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "eval_on_start": False}
-    args = TrainingArguments(str(folder), max_steps=steps, **{**plain, **settings})
-    model, callback = Model(), DilocoCallback(**{"start": 0, **peer})
-    batches = {"train_dataset": data(40), "eval_dataset": data(8), "data_collator": collator}
-    trainer = Trainer(model, args, callbacks=[callback, *others], **batches)
-    trainer.train(resume_from_checkpoint=resume)
-    assert isinstance(callback.peer, FakePeer)
-    return trainer, model, callback.peer
+@pytest.fixture(scope="module", autouse=True)
+def transformers() -> None:
+    """Only the process that runs these tests loads Transformers."""
+    for library in ("transformers", "accelerate"):
+        pytest.importorskip(library, reason=f"{library} isn't installed: pip install 'p2p-diloco[hf]'")
+    global Copying, DilocoCallback, EarlyStoppingCallback, SampleCounter, Trainer, TrainingArguments
+    global default_data_collator, shared, trained
+    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator
+
+    from p2p_diloco.integrations.transformers import DilocoCallback, SampleCounter
+    from tests.integrations.with_transformers import Copying, shared, trained
 
 
 def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
@@ -145,15 +128,6 @@ def test_samples_and_losses_are_reported(tmp_path: Path) -> None:
     assert peer.happened("held-out loss") == ["held-out loss"] * 3
 
 
-class Copying(TrainerCallback):  # type: ignore[misc]  # its types are not read
-    """Copies and saves the whole model after each step, and trains the copy, as keepers of an average or of the best
-    model do."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
-        copy.deepcopy(model)(torch.ones(5, 1), torch.ones(1))
-        torch.save(model, io.BytesIO())
-
-
 def test_a_model_in_a_run_can_be_copied_and_saved_whole(tmp_path: Path) -> None:
     """What counts the samples holds nothing of the peer; a copy of the model doesn't count for it; and nothing stays on
     the model."""
@@ -194,35 +168,6 @@ def test_a_missing_library_is_named_with_its_extra(library: str, monkeypatch: py
         importlib.import_module(module)
 
 
-class Sharing(Trainer):
-    """A Trainer whose data is shared by all peers."""
-
-    loader: Any
-
-    def get_train_dataloader(self) -> Any:
-        return self.loader
-
-
-def shared(
-    folder: Path,
-    steps: int,
-    *,
-    resume: str | None = None,
-    epochs: int | None = None,
-    length: int | None = None,
-    **settings: Any,
-) -> Model:
-    """What a Trainer has trained with a shared data set, in batches of 7. With a length the data is a stream."""
-    plain = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-    args = TrainingArguments(str(folder), max_steps=steps, **{**plain, **settings})
-    model, callback = Model(), DilocoCallback(start=0)
-    trainer = Sharing(model, args, callbacks=[callback])
-    dataset = data(40) if length is None else data(40).__iter__
-    trainer.loader = callback.loader(dataset, 7, epochs=epochs, length=length, collate_fn=default_data_collator)
-    trainer.train(resume_from_checkpoint=resume)
-    return model
-
-
 @pytest.mark.parametrize("length", [None, 40])
 def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path, length: int | None) -> None:
     """Every sample is in a step of each epoch, and training ends with the data, also with that of a stream."""
@@ -244,16 +189,22 @@ def test_gradients_over_several_batches_need_endless_shared_data(tmp_path: Path)
 
 
 def gpt2() -> Any:
+    import transformers
+
     config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
     return transformers.GPT2LMHeadModel(config)
 
 
 def t5() -> Any:
+    import transformers
+
     config = transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     return transformers.T5ForConditionalGeneration(config)
 
 
 def resnet() -> Any:
+    import transformers
+
     config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
     return transformers.ResNetForImageClassification(config)
 

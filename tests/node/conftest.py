@@ -14,12 +14,13 @@ import pytest
 from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.node import beginning, joining, shared, slice_work
+from p2p_diloco.node import beginning, joining, participation, shared, slice_work
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.participation import take_part
 from p2p_diloco.node.privacy import Access
+from p2p_diloco.node.run_record import Founding, RunRecord
 from p2p_diloco.node.shared import Setup, SharedMemory
 from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.tensors import buffers
@@ -27,7 +28,7 @@ from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.layout import ParamSpec, specs_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 
-QUICK = {"heartbeat_interval": 0.1, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
+QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
 """Settings of a quick run."""
 
 
@@ -45,9 +46,10 @@ def memory_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def records_show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the in-memory swarm stores is there for all at once, unlike what a DHT does: nobody looks for it as seldom,
     or waits for another founder as long."""
-    monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.1)
-    monkeypatch.setattr(joining, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.05)
+    for module in (joining, beginning, participation):
+        monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(beginning, "SEEN_EVERY_S", 0.02)
 
 
 class MemoryPeer:
@@ -199,6 +201,12 @@ async def exchange(*peers: MemoryPeer, delta: float = 1.0) -> None:
 async def stop(*peers: MemoryPeer) -> None:
     for peer in peers:
         await peer.stop()
+
+
+def founding_in(network: MemoryNetwork) -> Founding:
+    """The founding of the run "r", as its record has it."""
+    ((value, _),) = network.records["r/config"].values()
+    return Founding.of("r", RunRecord.unpack(value))
 
 
 def without_a_dht(peer: str, error: Exception) -> tuple[MemoryTransport, list[object]]:

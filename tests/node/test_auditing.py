@@ -30,8 +30,10 @@ SIZES = (4, 4, 4, 4, 4, 4)
 
 
 @pytest.fixture(autouse=True)
-def newcomers_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def little_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newcomers are told soon, and who shows nothing is waited for half as long."""
     monkeypatch.setattr(auditing, "LOOK", 0.01)
+    monkeypatch.setattr(auditing, "SILENT", 1)
 
 
 def audited(audits: Audits) -> int:
@@ -42,7 +44,7 @@ def audited(audits: Audits) -> int:
 OFTEN = {"heartbeat_interval": 0.15, "slice_elements": 4, "audit_rate": 1.0}
 PATIENT_S = 20.0
 """For peers of which none dies: on a busy machine an honest one may answer an audit late."""
-BY_HAND = {"audit_rate": 1e-9, "heartbeat_interval": 0.5, "heartbeat_timeout": PATIENT_S}
+BY_HAND = {"audit_rate": 1e-9, "heartbeat_interval": 0.1, "heartbeat_timeout": PATIENT_S}
 """For tests that begin the audits themselves: the lot falls on no mean, and each peer makes its own."""
 
 
@@ -80,21 +82,16 @@ class Swarm:
         return found[:count]
 
     @contextlib.asynccontextmanager
-    async def training(self, *, to_the_end: bool = True) -> AsyncIterator[None]:
-        """Within the block all peers exchange without end. At its end they end their last exchange, or it is cut
-        off."""
-        over = asyncio.Event()
+    async def training(self) -> AsyncIterator[None]:
+        """Within the block all peers exchange without end; at its end the last exchange is cut off."""
 
         async def train(peer: MemoryPeer) -> None:
-            while not over.is_set():
+            while True:
                 await peer.exchange(1.0)
 
         tasks = [asyncio.create_task(train(peer)) for peer in self.peers.values()]
         try:
             yield
-            over.set()
-            if to_the_end:
-                await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
         finally:
             for task in tasks:
                 task.cancel()
@@ -135,7 +132,7 @@ def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryvie
 async def test_honest_peers_audit_each_other_and_expel_none(mode: str) -> None:
     """In the asynchronous mode submissions were made on unlike versions, and each is shown as it was signed."""
     swarm = await Swarm.of("abc", heartbeat_timeout=PATIENT_S, mode=mode)
-    async with swarm.training(to_the_end=mode == "sync"):
+    async with swarm.training():
         await until(lambda: sum(map(audited, swarm.audits.values())) >= 6, 60.0)
     assert [audits.expelled for audits in swarm.audits.values()] == [{}, {}, {}]
 

@@ -289,6 +289,7 @@ async def test_a_slice_is_asked_for_where_fewest_are_under_way(nodes: Nodes) -> 
     await nodes.add("b")
     await nodes.read(0)
     data_set = next(iter(nodes.reader._data_sets.values()))
+    await until(lambda: {*data_set.nodes} == {"a", "b"})
     a, b = data_set.nodes["a"], data_set.nodes["b"]
     b.under_way = 2
     assert data_set.choose(4, 1000.0) is a

@@ -15,7 +15,7 @@ from tests.node.conftest import QUICK, entered
 ROUNDS, NUMEL = 12, 300
 SLICES = {
     **QUICK, "slice_elements": 150, "outer_momentum": 0.0, "start_peers": 3, "aggregation": "mean", "step_limit": 0.0,
-    "heartbeat_interval": 0.5, "heartbeat_timeout": 20.0,
+    "heartbeat_interval": 0.1, "heartbeat_timeout": 20.0,
 }  # fmt: skip
 
 

@@ -214,7 +214,7 @@ async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_s
     sizes = (4,) * 8
     first = MemoryPeer(network, "first", QUICK | {"slice_elements": 4}, sizes=sizes)
     await first.enter(theta=1.0)
-    later = MemoryPeer(network, "later", sizes=sizes, found=True, wait_timeout=6 * QUICK["heartbeat_timeout"])
+    later = MemoryPeer(network, "later", sizes=sizes, found=True, wait_timeout=4 * QUICK["heartbeat_timeout"])
     entering = asyncio.create_task(later.enter(theta=2.0))
     await came.wait()
     await first.stop()

@@ -115,16 +115,21 @@ async def test_a_run_that_no_peer_holds_is_waited_for_no_longer_than_allowed() -
     assert observer.memory.theta.tolist() == before  # what it has read stays
 
 
-@awaited
-async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
-    """They come from another donor then. What nobody asked for is refused."""
-    network = MemoryNetwork()
+async def behind(network: MemoryNetwork) -> tuple[MemoryPeer, MemoryPeer, MemoryObserver, list[str]]:
+    """Two peers that have made a round more than an observer has seen, which asks them in this order."""
     a, b = await founded(network)
     observer = MemoryObserver(network)
     await observer.look()
     await exchange(a, b)
     while len(donors := await observer.inbox.handler._donors()) < 2:  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
+    return a, b, observer, donors
+
+
+@awaited
+async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
+    """They come from another donor then. What nobody asked for is refused."""
+    a, b, observer, donors = await behind(network := MemoryNetwork())
     liar = {"a": a, "b": b}[donors[0]].node
     await until(lambda: bool(liar.work.known_digests(0)))  # a thread computes them
     part = liar.work.part
@@ -140,13 +145,7 @@ async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
 
 @awaited
 async def test_another_peer_is_asked_when_one_is_gone() -> None:
-    network = MemoryNetwork()
-    a, b = await founded(network)
-    observer = MemoryObserver(network)
-    await observer.look()
-    await exchange(a, b)
-    while len(donors := await observer.inbox.handler._donors()) < 2:  # type: ignore[attr-defined]
-        await asyncio.sleep(0.1)
+    a, _, observer, donors = await behind(network := MemoryNetwork())
     digest, theta = await digest_of(a), a.memory.theta.tolist()
     network.kill(donors[0])
     answer = await observer.refresh()

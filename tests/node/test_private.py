@@ -78,35 +78,23 @@ async def test_a_peer_without_the_run_key_founds_nothing() -> None:
 
 
 @awaited
-async def test_a_member_cannot_replace_the_runs_record() -> None:
-    """A record that the run key did not sign is left out, even if its name is lower."""
+async def test_a_member_cannot_replace_the_runs_record(caplog: pytest.LogCaptureFixture) -> None:
+    """A record that the run key did not sign is left out, even if its name is lower, and so is junk, with a line in the
+    log. A member, or one that was revoked, can store them beside the run's record, also while no peer is up."""
     network = MemoryNetwork()
     mallory = PrivatePeer(network, "mallory")
     layout = Layout.build(specs(4), 1, "contiguous", None)
+    stored = [b"\xc1" * 900, msgpack.packb([1, 2])]
     for outer_lr in (0.1, 0.2, 0.3, 0.4, 0.5):  # five names: one of them is probably the lowest
         run = Run("r", RunConfig(**{**QUICK, "outer_lr": outer_lr}), layout)
-        await run_record.BOARD.store(mallory.transport, "r", RunRecord.founding(run, id_of("mallory"), 0.0).pack())
+        stored.append(RunRecord.founding(run, id_of("mallory"), 0.0).pack())
+    for value in stored:
+        assert await run_record.BOARD.store(mallory.transport, "r", value)
     a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
     await a.enter()
     await b.enter()
     assert [peer.told_run["config"]["outer_lr"] for peer in (a, b)] == [QUICK["outer_lr"]] * 2
-
-
-@pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2])])
-@awaited
-async def test_junk_of_a_member_does_not_keep_the_run_from_being_founded(
-    junk: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A member, or one that was revoked, can store bytes beside the run's record, also while no peer is up. Without the
-    run key's signature they are left out, with a line in the log."""
-
-    network = MemoryNetwork()
-    mallory = PrivatePeer(network, "mallory")
-    assert await run_record.BOARD.store(mallory.transport, "r", junk)
-    founder, joiner = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
-    await founder.enter()
-    await joiner.enter()
-    await stop(founder, joiner)
+    await stop(a, b)
     assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 

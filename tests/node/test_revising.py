@@ -18,23 +18,17 @@ from p2p_diloco.net.signing import as_text
 from p2p_diloco.node import board, run_record
 from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.run_record import REVISION, Founding, RunRecord, read_revision, store_revision
+from p2p_diloco.node.run_record import REVISION, Founding, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited, until
-from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, founding_in, stop
 
 
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "LOOK_EVERY_S", 0.05)
-
-
-def founding_in(network: MemoryNetwork) -> Founding:
-    """The founding of the run "r", as its record has it."""
-    ((value, _),) = network.records["r/config"].values()
-    return Founding.of("r", RunRecord.unpack(value))
 
 
 async def ask(network: MemoryNetwork, number: int, *rates: float, who: str | None = None, **changes: Any) -> Revision:

@@ -23,12 +23,12 @@ from p2p_diloco.node import beginning, board, participation, records
 from p2p_diloco.node import run_end as ending
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.run_end import End
-from p2p_diloco.node.run_record import Founding, RunRecord
+from p2p_diloco.node.run_record import Founding
 from p2p_diloco.tensors import checkpoint
 from tests.net.clocks import by_hand
 from tests.net.memory import MemoryNetwork, signed
-from tests.net.patience import awaited
-from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop, without_a_dht
+from tests.net.patience import awaited, until
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, founding_in, stop, without_a_dht
 
 STOP = 3
 FOUNDING = Founding("r", "founder", 1.0)
@@ -38,7 +38,6 @@ LAST, STOPPED = ModelVersion(0, 12, 2 * STOP, "d" * 32), ModelVersion(0, 4, 2, "
 
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
 
 
@@ -87,12 +86,6 @@ async def gives_up(peer: Any, error: type[P2PDilocoError] = GaveUpWaiting) -> st
         await peer.hear("ready")
     await peer.stop()
     return gave_up.value.sentence
-
-
-def founding_in(network: MemoryNetwork) -> Founding:
-    """The founding of the run "r", as its record has it."""
-    ((value, _),) = network.records["r/config"].values()
-    return Founding.of("r", RunRecord.unpack(value))
 
 
 def signed_end(
@@ -357,7 +350,7 @@ async def test_a_newer_generation_is_bound_by_no_older_end(tmp_path: Path) -> No
 async def test_a_run_goes_on_with_a_greater_stop(tmp_path: Path) -> None:
     """Once its record is gone from the DHT, a run that is started with a greater `stop_after_epochs` has not ended,
     also for those that don't ask for it and have an older checkpoint."""
-    await to_the_end(tmp_path, heartbeat_interval=0.05)  # b hears of a before it looks
+    await to_the_end(tmp_path)
     step_back(tmp_path, "b")
     network = MemoryNetwork()
     a = MemoryPeer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
@@ -366,7 +359,7 @@ async def test_a_run_goes_on_with_a_greater_stop(tmp_path: Path) -> None:
     await asyncio.sleep(0.3)
     await b.enter()
     await entering
-    assert [p.memory.epoch for p in (a, b)] == [STOP, STOP]
+    await until(lambda: [p.memory.epoch for p in (a, b)] == [STOP, STOP])
     await exchange(a, b)
 
 

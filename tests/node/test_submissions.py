@@ -25,7 +25,7 @@ from tests.net.patience import awaited
 from tests.node.conftest import MemoryPeer, entered, stop
 
 ASYNC = {
-    "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
+    "mode": "async", "heartbeat_interval": 0.1, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
     "outer_lr": 1.0, "outer_momentum": 0.0, "step_limit": 0.0,
 }  # fmt: skip
 

@@ -81,6 +81,12 @@ class Pair:
         """Have rank 1 do something."""
         return self.pool.submit(what, *arguments)
 
+    def step(self, rank_n: RankNHook | None = None) -> None:
+        """A step of both."""
+        step = self.other((rank_n or self.rank_n).step)
+        self.leading.step()
+        step.result(WITHIN_S)
+
     def close(self) -> None:
         self.ranks.close()
         self.rank0.close()
@@ -96,9 +102,7 @@ def pair() -> Iterator[Pair]:
 
 def test_all_ranks_stand_where_rank_0_does(pair: Pair) -> None:
     """After a call every rank tells the same of the run, though rank 0's hook may know more by then."""
-    step = pair.other(pair.rank_n.step)
-    pair.leading.step()
-    step.result(WITHIN_S)
+    pair.step()
     assert pair.rank_n.standing == pair.leading.standing == replace(BEGIN, metrics=Metrics(local_step=1), global_step=3)
     pair.played.standing = replace(BEGIN, finished=True)
     assert not pair.leading.standing.finished
@@ -114,9 +118,7 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
     for ours, theirs in (((1.0, 3), (2.0, 4)), ((None, None), (2.0, 4)), ((None, None), (None, None))):
         pair.leading.report(*ours)
         pair.rank_n.report(*theirs)
-        step = pair.other(pair.rank_n.step)
-        pair.leading.step()
-        step.result(WITHIN_S)
+        pair.step()
     assert pair.played.reports == [(1.5, 7), (2.0, 4), (None, None)]
 
 
@@ -143,9 +145,7 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
         assert pair.delta.tolist() == [0.0, 0.0, 0.0, 0.0]
 
     pair.played.does = exchange
-    step = pair.other(rank_n.step)
-    pair.leading.step()
-    step.result(WITHIN_S)
+    pair.step(rank_n)
     assert [model.w.tolist() for model in pair.models] == [[5.0, 5.0, 2.0, 3.0]] * 2
 
 
@@ -156,18 +156,14 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
     for own, theirs in ((True, True), (True, False), (False, True)):
         pair.locals[0].write_delta = lambda slices, kept, own=own: own  # type: ignore[method-assign]
         pair.locals[1].write_delta = lambda slices, kept, theirs=theirs: theirs  # type: ignore[method-assign]
-        step = pair.other(pair.rank_n.step)
-        pair.leading.step()
-        step.result(WITHIN_S)
+        pair.step()
     assert answers == [True, False, False]
 
 
 def test_all_ranks_save_at_one_step(pair: Pair) -> None:
     """If rank 0 saves its state after a step, the other ranks save theirs before any of them goes on."""
     pair.played.after = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
-    step = pair.other(pair.rank_n.step)
-    pair.leading.step()
-    step.result(WITHIN_S)
+    pair.step()
     assert pair.saved == [{"epoch": 2}]
 
 

@@ -45,24 +45,16 @@ class Liar:
         self.came: list[tuple[str, Said]] = []
         self.state: State | None = None
         """The newest state that it was told, or that follows from the commits that came."""
-        self.commits: list[m.Commit] = []
-        """The commits that came on the state that it knew."""
         self.present = False
         """Whether it answers probes, and says that it trains."""
         self.works = False
         """Whether it contributes to every round, and computes the means that it owns."""
-        self.eligible = True
-        """Whether it says that others can dial it, so that it leads and owns slices."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
-        self.speed = 1.0
-        """The inner steps a second that it tells."""
         self.ahead = 0
         """How many epochs further than the others it says that it is."""
         self.forks = False
         """Whether what it says it holds has nothing in common with the run's history."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
-        self.leads: Callable[[], Coroutine[Any, Any, None]] = self._nothing
-        """Awaited once: when it leads for the first time."""
         self.elected = False
         """Whether it has led."""
         self._sequence, self._tasks = 0, set[asyncio.Task[None]]()
@@ -131,7 +123,6 @@ class Liar:
             case m.Head(state=state):
                 self._reaches(state)
             case m.Commit(base=base) if self.state is not None and base == self.state.version:
-                self.commits.append(message)
                 self._reaches(append(self.state, message.choice, message.key, message.hashes, self.run.rules))
             case m.Want(what=m.What.READY) if self._ready is not None:
                 self._soon(sender, self._ready)
@@ -162,9 +153,8 @@ class Liar:
         self._give(ready, self.held.plan.owners)
         if self.leader != self.id:
             self._soon(self.leader, ready)
-        elif not self.elected:
+        else:
             self.elected = True
-            self._keep(self.leads())
 
     def _give(self, ready: m.Ready, owners: tuple[str, ...]) -> None:
         """Send each slice of its contribution to the slice's owner."""
@@ -187,9 +177,6 @@ class Liar:
                 payload = self.work.mean_of(number, given)
                 of = 0, close.base, close.key, number, hash_of(payload)
                 self._keep(self._tell_all(m.Mean(*of, self.id, seal=self.signatures.of_mean(*of)), payload))
-
-    async def _nothing(self) -> None:
-        """Commit nothing."""
 
     def closed(self, peer: str) -> None:
         pass
@@ -250,19 +237,10 @@ class Liar:
         if works:
             self._work()
 
-    async def counted(self) -> None:
-        """Wait until the newest commit has counted its contribution."""
-        await self.until(self.is_counted, "counted", 60.0)
-
-    def is_counted(self) -> bool:
-        """Whether the newest commit that it knows counts it."""
-        member = self.held.roll.get(self.id)
-        return member is not None and member.epoch == self.held.version.epoch
-
     def summary(self, **changes: Any) -> m.Summary:
         """What it says of itself: as far as the honest peers, and at work."""
         model, heads = model_of([self.version()]), self.heads()
-        told = m.Summary(self.incarnation, "worker", self.eligible, model, heads, speed=self.speed)
+        told = m.Summary(self.incarnation, "worker", True, model, heads, speed=1.0)
         return replace(told, **changes)
 
     def version(self) -> Version:
@@ -284,7 +262,7 @@ class Liar:
         """A contribution on the newest version that it knows."""
         id, hashes = self.new_id(), (hash_of(self.gradient()),) * SLICES
         grant = "" if self.invited is None else self.transport.membership.own.id.hex()
-        size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
+        size = self.weight, self.samples, hashes, 0.0, True, grant
         return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
 
     def ready(self) -> m.Ready:

@@ -1,4 +1,4 @@
-"""Measures what a hostile member costs a private run: `python -m tests.real.member_cost [--seconds S] [--kinds K ...]`.
+"""Measures what others cost a private run: `python -m tests.real.member_cost [--seconds S] [--kinds K ...]`.
 
 Three honest nodes in this process make rounds, each kind in a run of its own. The hostile member is a process of its
 own with a lower priority, because it stands for another machine; `beside` shows what such a process takes from the
@@ -18,6 +18,14 @@ for a deadline at their beginning, so a short measurement shows these.
     slices   the same with a slice of it
     describes  three ask all nodes what the model is, again and again
     litters  it stores junk where records lie, again and again
+
+In the last kinds a stranger asks the DHT in the nodes for much:
+
+    keys     each node for 180,000 keys at once, every 4 s (4 MB)
+    records  it has stored 1,000 records of 1 kB under one key at the first node, and asks that node for this key again
+             and again, 600 times in each request (13 kB)
+    stores   it stores 20,000 records of a few bytes at each node, in each request (1 MB)
+    ids      it pings each node again and again, each time with another id of the DHT
 
 Prints for each kind, as JSON: the rounds a second, their part of those of `quiet`, the processor seconds a second of
 the nodes and of the hostile member, each with its daemons, how often a second the member did its thing to a node, and
@@ -44,18 +52,24 @@ from nodes import RUN_ID, SLICES, Field
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.core.messages import Ask, Probe
+from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.members import invitation, membership
+from tests.net.swarm import join
 from tests.real.costs import measured, spent
 
 WITHOUT_PAUSE = ("fetches", "nudges", "probes", "readies", "slices", "describes", "litters")
-KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE)
+OF_THE_DHT = ("keys", "records", "stores", "ids")
+KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE, *OF_THE_DHT)
 TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3, "probes": 3, "describes": 3}
 """How many peers the hostile member has; else one."""
 NICE = 10
 AT_ONCE = 4
 """How many messages to all nodes each peer has under way, if it sends without pause."""
 STEP_S = 0.3
+KEYS, EVERY_S = 180_000, 4.0
+RECORDS, RECORD_BYTES, NAMED = 1000, 1000, 600
+STORED = 20_000
 
 
 class Seen(Field):
@@ -121,6 +135,47 @@ async def again_and_again(member: Liar, kind: str, done: list[int]) -> None:
         done[0] += 1
 
 
+async def ask_the_dht(kind: str, seconds: float, addresses: list[str]) -> None:
+    """Ask the nodes at these addresses for too much, as a stranger. Prints what `attack` does."""
+    eve = await join(initial_peers=addresses)
+    protocol, until, done = eve._dht._node.protocol, time.time() + 600.0, 0
+    stubs = [protocol.get_stub(PeerID.from_base58(peer_of(address))) for address in addresses]
+    junk, many = DHTID.generate(source="junk").to_bytes(), [os.urandom(20) for _ in range(KEYS)]
+
+    async def find(stub: Any, keys: list[bytes]) -> None:
+        await stub.rpc_find(dht_pb2.FindRequest(keys=keys, peer=protocol.node_info), timeout=20.0)
+
+    async def store(stub: Any, key: bytes, value: bytes, numbers: range) -> None:
+        count, subkeys = len(numbers), [protocol.serializer.dumps(b"%d" % number) for number in numbers]
+        said = {"values": [protocol.serializer.dumps(value)] * count, "in_cache": [False] * count}
+        said |= {"keys": [key] * count, "subkeys": subkeys, "expiration_time": [until] * count}
+        await stub.rpc_store(dht_pb2.StoreRequest(peer=protocol.node_info, **said), timeout=20.0)
+
+    async def ping(stub: Any) -> None:
+        invented = dht_pb2.NodeInfo(node_id=DHTID(int.from_bytes(os.urandom(20), "big")).to_bytes())
+        await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=20.0)
+
+    def asked() -> list[Any]:
+        if kind == "records":
+            return [find(stubs[0], [junk] * NAMED)]
+        if kind == "stores":
+            return [store(stub, os.urandom(20), b"x", range(STORED)) for stub in stubs]
+        if kind == "ids":
+            return [ping(stub) for stub in stubs]
+        return [*(find(stub, many) for stub in stubs), asyncio.sleep(EVERY_S)]
+
+    if kind == "records":
+        for at in range(0, RECORDS, 100):
+            await store(stubs[0], junk, bytes(RECORD_BYTES), range(at, at + 100))
+    print("begins", flush=True)
+    give_up_at, began = time.monotonic() + seconds, spent()
+    while time.monotonic() < give_up_at:
+        await asyncio.gather(*asked(), return_exceptions=True)
+        done += 1
+    print(json.dumps({"times": round(done / seconds), "its": round((spent() - began) / seconds, 2)}), flush=True)
+    await eve.close()
+
+
 def compute(seconds: float) -> None:
     """Use a core without pause."""
     print("begins", flush=True)
@@ -146,7 +201,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.attack:
         kind, *addresses = asked.attack
-        compute(asked.seconds) if kind == "beside" else asyncio.run(attack(kind, asked.seconds, addresses))
+        attacks = ask_the_dht if kind in OF_THE_DHT else attack
+        compute(asked.seconds) if kind == "beside" else asyncio.run(attacks(kind, asked.seconds, addresses))
         return
     quiet = 0.0
     for kind in asked.kinds:

@@ -132,9 +132,8 @@ class Field:
             raise
 
     def set(self, peers: int, config: dict[str, Any]) -> None:
-        """Set the run's settings and layout. A setting of None is left out."""
-        config = {**SETTINGS, "start_peers": peers, **config}
-        self.config = {key: value for key, value in config.items() if value is not None}
+        """Set the run's settings and layout."""
+        self.config = {**SETTINGS, "start_peers": peers, **config}
         self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["slice_elements"])
 
     def do(self, row: Coroutine[Any, Any, T]) -> T:

@@ -26,7 +26,7 @@ class Once:
         assert life < self.lives
         of = {"samples": self.samples, "epochs": self.epochs, "lives": self.lives, "ticks": TICKS, "batch": BATCH}
         out = str(self.folder / f"theta-{life}.npy")
-        member = self.swarm.start(f"life{life}", "once.py", life=life, out=out, **of, **self.options)
+        member = self.swarm.start(f"life{life}", "samples.py", life=life, out=out, **of, **self.options)
         self.members.append(member)
         self.living.append(member)
         return member

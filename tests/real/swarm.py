@@ -50,6 +50,7 @@ class Member:
         environment: dict[str, str],
         log: Path,
         nursery: warm.Nursery | None = None,
+        on: Sequence[str] = (),
     ) -> None:
         self.name, self.log_path = name, log
         self.said: list[Line] = []
@@ -58,9 +59,9 @@ class Member:
         self.process: subprocess.Popen[str] | warm.Warm
         with log.open("ab") as out:
             if nursery is not None:
-                self.process = warm.member(nursery, command, environment, out.fileno())
+                self.process = warm.member(nursery, command, environment, out.fileno(), *on[-1:])
             else:
-                self.process = subprocess.Popen(command, **pipes, stderr=out, text=True, env=environment)
+                self.process = subprocess.Popen([*on, *command], **pipes, stderr=out, text=True, env=environment)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -180,8 +181,8 @@ class Swarm:
         environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
         environment |= {"XDG_STATE_HOME": str(self.folder / "state")}  # no swarm uses another's remembered addresses
         log = self.folder / f"{name}-{len(self.members)}.log"
-        nursery = None if fresh or on else self.nursery
-        member = Member(name, [*on, sys.executable, *command], environment, log, nursery)
+        forked = not fresh and list(on[:-1]) in ([], ["ip", "netns", "exec"])
+        member = Member(name, [sys.executable, *command], environment, log, self.nursery if forked else None, on)
         self.members.append(member)
         return member
 

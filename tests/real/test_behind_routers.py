@@ -38,10 +38,11 @@ def seed(swarm: Swarm, internet: Internet) -> Member:
 
 def start(swarm: Swarm, internet: Internet, *names: str) -> list[Member]:
     """A peer on each of these machines; the first one founds the run."""
-    members = []
-    for name in names:
-        members.append(swarm.start(name, on=internet.at(name), **OPTIONS))
-        members[0].wait_for("in")
+    first, *others = names
+    members = [swarm.start(first, on=internet.at(first), **OPTIONS)]
+    members += [swarm.start(name, on=internet.at(name), **{**OPTIONS, "config": {}}) for name in others]
+    for member in members:
+        member.wait_for("in")
     return members
 
 

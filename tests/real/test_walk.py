@@ -1,7 +1,8 @@
 """README's walk, as it is printed there: a bootstrap, a founder and a second peer on three machines without anything on
 them. Needs root and `ip`.
 
-Law: every command is read from README.md. Only the addresses in them are replaced by the bootstrap's.
+Law: every command is read from README.md. Only the addresses in them are replaced by the bootstrap's, and a trainer
+pauses between its steps, so that other tests get processor time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
 WITHIN_S = 150.0
 """Deadline for each step. An export with a revoked invitation once took 315 s."""
 ADDRESS = re.compile(r"/ip4/\S+/p2p/[A-Za-z0-9]+")
+PAUSES = " --pause-s 0.03"
 
 
 def walk() -> list[str]:
@@ -100,11 +102,11 @@ def test_the_walk_in_the_readme(internet: Internet, tmp_path: Path) -> None:
         addresses = [found for found in ADDRESS.findall(said.read_text()) if "127.0.0.1" not in found]
         alice, bob = (Machine(internet, name, tmp_path, addresses[0]) for name in ("alice", "bob"))
         machines += [alice, bob]
-        founder, founders_log = alice.start(the("join --initial-peers"))
+        founder, founders_log = alice.start(the("join --initial-peers") + PAUSES)
         until((alice.folder / "main.invite").exists, founder, founders_log)
         (bob.folder / "main.invite").write_bytes((alice.folder / "main.invite").read_bytes())
         (bob.folder / "main.invite").chmod(0o600)
-        second, seconds_log = bob.start(the("join --invite main.invite --name"))
+        second, seconds_log = bob.start(the("join --invite main.invite --name") + PAUSES)
         until(lambda: "round " in seconds_log.read_text(), second, seconds_log)
 
         for machine in (alice, bob):  # each finds the invitation in its folder

@@ -38,6 +38,7 @@ MESSAGE_MAX = 1 << 18
 HIGH_FD = 500
 """A number above all descriptors that a process is given."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CLONE_NEWNET = 0x40000000
 POPEN = subprocess.Popen
 
 
@@ -112,12 +113,12 @@ class Nursery:
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], stdin: int, stdout: int, stderr: int,
-        keep: Sequence[int] = (), session: bool = False, peer: bool = False,
+        keep: Sequence[int] = (), session: bool = False, peer: bool = False, machine: str = "",
     ) -> int:  # fmt: skip
         """Run a command; returns its process id. `keep`: descriptors to pass with the same numbers. `peer`: the process
-        gets its own nursery in place of `subprocess.Popen`."""
+        gets its own nursery in place of `subprocess.Popen`. `machine`: the network namespace that it runs in."""
         asked = {"argv": list(command[1:]), "env": dict(environment), "fds": [0, 1, 2, *keep], "session": session}
-        message = json.dumps({**asked, "peer": peer, "cwd": os.getcwd()}).encode()
+        message = json.dumps({**asked, "peer": peer, "cwd": os.getcwd(), "machine": machine}).encode()
         with self._lock:
             socket.send_fds(self._sock, [message], [stdin, stdout, stderr, *keep])
             while True:
@@ -160,12 +161,12 @@ def _dead(process: psutil.Process) -> bool:
         return True
 
 
-def member(nursery: Nursery, command: Sequence[str], environment: Mapping[str, str], stderr: int) -> Warm:
-    """A process of a swarm, with pipes of text as its stdin and stdout."""
+def member(nursery: Nursery, command: Sequence[str], environment: Mapping[str, str], stderr: int, on: str = "") -> Warm:
+    """A process of a swarm, with pipes of text as its stdin and stdout. `on`: its network namespace."""
     (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
     try:
         peer = command[1] != "-m"
-        pid = nursery.run(command, environment, theirs_in, theirs_out, stderr, peer=peer)
+        pid = nursery.run(command, environment, theirs_in, theirs_out, stderr, peer=peer, machine=on)
     finally:
         os.close(theirs_in)
         os.close(theirs_out)
@@ -236,6 +237,10 @@ def _become(asked: dict[str, Any], fds: Sequence[int]) -> None:
     os.chdir(asked["cwd"])
     if asked["session"]:
         os.setsid()
+    if asked["machine"]:
+        space = os.open(f"/run/netns/{asked['machine']}", os.O_RDONLY)
+        assert ctypes.CDLL(None).setns(space, CLONE_NEWNET) == 0
+        os.close(space)
 
 
 def _with_a_nursery() -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
-"""The loop, with a fake in the run's place: what it tells the run, what it takes from it, and how it ends."""
+"""The loop, with a fake in the run's place: what it tells the run, what it takes from it, and how it ends. And the
+model that it trains."""
 
 from __future__ import annotations
 
@@ -23,7 +24,6 @@ from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.text import Batches
 from p2p_diloco.trainer.train import Progress, main, mean_loss, new_optimizer, share_of_rate, train, warm_start
-from tests.trainer.alone import Alone
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
 PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n in range(3000))
@@ -90,6 +90,20 @@ class FakePeer(AbsentPeer):
         self.told.append(("step", 1))
         self.rates.append(self._optimizer.param_groups[0]["lr"])
         self.global_step += 1
+
+
+class Alone(AbsentPeer):
+    """A peer that needs no network: an epoch is `sync_every` steps, and training ends after `stop_after_epochs`."""
+
+    def __init__(self, model: GPT, optimizer: Optimizer, config: RunConfig) -> None:
+        super().__init__(model, optimizer)
+        self.config = config
+
+    def _count(self, *_: object) -> None:
+        super()._count()
+        self.epoch = self.global_step // self.config.sync_every
+        stop = self.config.stop_after_epochs
+        self.finished = stop is not None and self.epoch >= stop
 
 
 def _setting(config: TrainerConfig = TINY) -> SimpleNamespace:
@@ -343,3 +357,30 @@ def test_what_can_not_be_used_is_said_before_the_run_is_joined(
     with pytest.raises(ConfigError, match=sentence):
         main({}, PeerConfig(), config)
     assert fake_network.made is None
+
+
+# -- the model: causal and deterministic
+
+SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
+
+
+def test_a_byte_alters_no_logits_before_it() -> None:
+    """A change at position t leaves the logits before t as they are, to the bit, and alters those at t."""
+    model = GPT(SMALL)
+    tokens = torch.randint(0, 256, (3, SMALL.context), generator=torch.Generator().manual_seed(1))
+    for t in range(1, SMALL.context):
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % 256
+        before, after = model(tokens), model(changed)
+        assert torch.equal(before[:, :t], after[:, :t])
+        assert not torch.allclose(before[:, t], after[:, t])
+
+
+def test_one_seed_is_one_model_whatever_was_drawn_before() -> None:
+    """Equal seeds give equal bits, other seeds other models; torch's own random state has no say."""
+    first = GPT(SMALL)
+    torch.rand(17)
+    second, other = GPT(SMALL), GPT(GPTConfig(layers=2, width=16, heads=2, context=12, seed=1))
+    for mine, same, different in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, same)
+        assert mine.dim() == 1 or not torch.equal(mine, different)
