@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true  # on all cores; pip would use one
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; nine minutes and more
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; eight minutes and more
 	@$(BIN)/python -m compileall -qq p2p_diloco examples tests  # not once in each process, whatever PYTHONDONTWRITEBYTECODE says
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
