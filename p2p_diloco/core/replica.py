@@ -383,9 +383,9 @@ class Replica:
                 effects += self.fetching.stepped(log, old, now)
             effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
         for log in self.logs if moved and self.rules.asynchronous else ():
-            answers = [(key[1], kept.version) for key, kept in log.early.items() if isinstance(kept, m.Commit)]
-            for sender, version in answers:
-                effects += self._follow(sender, log.fragment, version, now)
+            for (_, sender, *_), kept in log.early.items():  # an answer that came while nothing could be fetched
+                if isinstance(kept, m.Commit):
+                    effects += self._follow(sender, log.fragment, kept.version, now)
         if moved:
             effects += self._moved(before, now)
         if landed := self.own.landed():

@@ -129,8 +129,6 @@ class Joining:
         value = found[min(found)]
         if value == own:
             log.info("founded the run %s, because this swarm has no peer and no record of it", self._run_id)
-            if self._access is None:
-                log.info("the run is open, so whoever knows an address may join: without --invite, by --initial-peers")
         run = await self._fit(RunRecord.unpack(value))
         run.check(self._transport.limits)
         return Joined(

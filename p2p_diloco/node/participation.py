@@ -102,6 +102,8 @@ async def take_part(
     run = joined.run
     if swarm.access is None and not on_this_machine(local):
         log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
+    elif swarm.access is None and joined.founder:
+        log.info("the run %s is open, as any on loopback: its peers join without an invitation", run.run_id)
     checkpoint = None if saved is None else str(saved.path)
     me = {"peer_id": swarm.transport.peer_id, "addresses": swarm.transport.addresses()}
     channel.send("run", **me, config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
