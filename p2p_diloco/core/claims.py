@@ -108,9 +108,14 @@ def impatient(log: FragmentLog, now: float) -> bool:
     return now > opened + log.rules.round_timeout + GRACES * log.grace()
 
 
+def _is_greater(log: FragmentLog, term: int, peer: str) -> bool:
+    """Whether this claim is one that the plan allows, and greater than the greatest promised one."""
+    return rank(log, term, peer) > present(log) and entitled(log, peer, term)
+
+
 def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
     """Whether this peer would promise such a claim now."""
-    if rank(log, term, peer) <= present(log) or not entitled(log, peer, term):
+    if not _is_greater(log, term, peer):
         return False
     if log.phase in WORKING and log.leads:
         return False
@@ -148,11 +153,16 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     why = "does nothing" if round.leader in round.passed else "is gone"
     text = f"fragment {log.fragment}: this peer leads the round to epoch {log.epoch + 1}; {round.leader} {why}"
     note = [Note("takeover", text)] if round.leader != log.me else []
-    log.turns += 1
-    round.term, round.leader, round.promised, round.votes = term, log.me, set(), {}
-    if log.phase is Phase.COLLECTING:
-        round.phase = Phase.CLAIMING
+    _claim(log, term)
     return [*note, *announce(log)]
+
+
+def _claim(log: FragmentLog, term: int) -> None:
+    """Claim this term from now on, without any promise yet."""
+    log.turns += 1
+    log.round.term, log.round.leader, log.round.promised, log.round.votes = term, log.me, set(), {}
+    if log.phase is Phase.COLLECTING:
+        log.round.phase = Phase.CLAIMING
 
 
 def announce(log: FragmentLog) -> list[Effect]:
@@ -189,7 +199,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
 def promise(log: FragmentLog, now: float) -> list[Effect]:
     """Promise the greatest of the claims that were refused, if one may be promised now."""
     due = [(term, peer) for peer, (term, _) in log.round.refused.items() if would_promise(log, peer, term, now)]
-    due = [(term, peer) for term, peer in due if peer == log.me or log.roster.holds_state(peer)]
+    due = [(term, peer) for term, peer in due if log.roster.holds_state(peer)]
     if not due:
         return []
     yields(log, *max(due, key=lambda claim: rank(log, *claim)))
@@ -231,6 +241,8 @@ def voted(log: FragmentLog, sender: str, message: Vote) -> None:
     else:
         if sender == round.leader != message.leader and message.turn > round.since:
             round.passed.add(sender)  # it held the term, and now holds to another peer
+            if message.leader == log.me and log.phase in FREE and _is_greater(log, message.term, log.me):
+                _claim(log, message.term)  # each yielded to the other: the greater claim stands
         if message.leader != log.me:
             _remember(log, message)
 
@@ -266,7 +278,7 @@ def _gives_up(log: FragmentLog, vote: Vote) -> bool:
 def _remember(log: FragmentLog, message: Vote) -> bool:
     """Remember the claim that a vote is for, if it is a greater one that may be promised. Return whether it is."""
     term, leader = message.term, message.leader
-    if rank(log, term, leader) <= present(log) or not (entitled(log, leader, term) and able(log, leader)):
+    if not (_is_greater(log, term, leader) and able(log, leader)):
         return False
     if log.round.refused.get(leader, (None, 0))[0] != term:
         log.round.refused[leader] = term, math.inf

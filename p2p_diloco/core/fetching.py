@@ -22,8 +22,17 @@ from .rules import Rules
 from .state import State, append, chain_at, is_sound
 from .version import Version
 
+HEAD = -1
+"""Stands in place of a slice's number for the head: the state without its tensors."""
 DOUBLINGS_MAX = 8
 """The time for which a donor that fails is not asked again doubles at most this many times."""
+
+
+def part_of(log: FragmentLog, number: int) -> Head | Part:
+    """Return the head of the present state, or a slice of it, for a peer that fetches it."""
+    if number != HEAD:
+        return Part(log.fragment, log.held.version, number)
+    return Head(log.fragment, log.held, log.digests.get(log.epoch, ()))
 
 
 class Failures:
@@ -58,7 +67,7 @@ class Fetch:
     """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it;
     ``head_at``: since when; ``path``: by epoch, the commit that follows it and the state before it. ``staged``: the
     version of each slice here, and since when; ``busy``: by slice, the version that tensor work under way leads to.
-    ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
+    ``asked``: by slice (HEAD: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
     take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
     ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
     commit that follows an epoch (number -1), or a slice's mean of it, was asked for. ``heard_at``: when one of those
@@ -102,7 +111,7 @@ class Fetching:
         self.fetches: dict[int, Fetch] = {}
         self.together = False  # another lineage: nothing is adopted until all is here
         self.damaged: dict[int, tuple[int, ...]] = {}  # by fragment: until these slices are replaced
-        self.unsent: set[tuple[str, int, int]] = set()  # parts that did not leave: to whom, fragment and number
+        self.unsent: set[tuple[str, int, int]] = set()  # what did not leave: to whom, fragment, and number or HEAD
         self.failures = Failures(rules)
 
     @property
@@ -184,9 +193,9 @@ class Fetching:
         if not donors:
             return []
         if fetch.head is None:
-            if -1 in fetch.asked:
+            if HEAD in fetch.asked:
                 return []
-            self._asks(fetch, donors[0], (-1,), now)
+            self._asks(fetch, donors[0], (HEAD,), now)
             return [Send(donors[0], Ask(fetch.fragment))]
         left = [n for n in fetch.numbers if n not in fetch.staged and n not in fetch.asked and n not in fetch.busy]
         effects: list[Effect] = []
@@ -205,7 +214,7 @@ class Fetching:
         """Handle a question that did not arrive: it is asked at the next tick, of another donor if there is one."""
         self.failures.add(donor, now)
         if (fetch := self.fetches.get(fragment)) is not None:
-            of_this = {n for n in numbers or (-1,) if fetch.asked.get(n, ("",))[0] == donor}
+            of_this = {n for n in numbers or (HEAD,) if fetch.asked.get(n, ("",))[0] == donor}
             fetch.asked = {n: asked for n, asked in fetch.asked.items() if n not in of_this}
 
     # -- what comes
@@ -215,9 +224,9 @@ class Fetching:
         fetch = self.fetches.get(message.fragment)
         if fetch is None:
             return []
-        if (-1, sender) not in fetch.questions or message.state.fragment != message.fragment:
+        if (HEAD, sender) not in fetch.questions or message.state.fragment != message.fragment:
             return [Complaint(sender, "its state was not asked for")]
-        fetch.asked.pop(-1, None)
+        fetch.asked.pop(HEAD, None)
         if not is_sound(message.state):
             self.failures.add(sender, now)
             return [Complaint(sender, "its state does not have the chain of its version"), *self._ask(fetch, now)]
@@ -266,8 +275,8 @@ class Fetching:
             effects += self._advance(fetch, now)
             # in asynchronous mode the next commit is asked for already
             waits = self.rules.asynchronous and now - fetch.head_at <= self.rules.settle
-            if done.version.epoch > fetch.head.version.epoch and not waits and -1 not in fetch.asked:
-                self._asks(fetch, source, (-1,), now)
+            if done.version.epoch > fetch.head.version.epoch and not waits and HEAD not in fetch.asked:
+                self._asks(fetch, source, (HEAD,), now)
                 effects.append(Send(source, Ask(fetch.fragment)))
         return effects + self._go_on(fetch, now)
 
@@ -344,7 +353,7 @@ class Fetching:
             fetch.path[head.version.epoch] = commit, head, ()
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
             fetch.head_at = now
-            for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {-1}) if commit.hashes else ():
+            for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {HEAD}) if commit.hashes else ():
                 wants += self._wants(fetch, number, commit.base, (sender,), now)
         return wants
 
@@ -428,7 +437,7 @@ class Fetching:
         """Ask again what makes no progress; give up a fetch whose donors are all gone."""
         ready = sorted((to, f, n) for to, f, n in self.unsent if self.roster.live(to) and n not in self.repaired(f))
         self.unsent = {(to, f, n) for to, f, n in self.unsent if n in self.repaired(f)}
-        effects: list[Effect] = [Send(to, Part(f, self.logs[f].held.version, n)) for to, f, n in ready]
+        effects: list[Effect] = [Send(to, part_of(self.logs[f], n)) for to, f, n in ready]
         in_vain = [fetch for fetch in self.fetches.values() if self._is_vain(fetch, now)]
         if in_vain and self.together:  # another lineage is adopted whole, or not at all
             in_vain = [fetch for fetch in self.fetches.values() if not fetch.repair]

@@ -14,7 +14,7 @@ from . import claims, closing, digests, holding, outlook, waits
 from . import events as e
 from . import messages as m
 from .exchange import Exchange
-from .fetching import Fetching
+from .fetching import HEAD, Fetching, part_of
 from .fragment import FragmentLog
 from .leases import Tables
 from .lineage import Lineage, says
@@ -266,15 +266,12 @@ class Replica:
         if ask.fragment is None:
             told = self.lineage.tell(leaves=self.fetching.under_way and self.fetching.together)
             return [] if told is None else [e.Send(sender, told)]
-        if not 0 <= ask.fragment < len(self.logs) or (state := self.logs[ask.fragment].state) is None:
+        if not 0 <= ask.fragment < len(self.logs) or (log := self.logs[ask.fragment]).state is None:
             return []
-        log = self.logs[ask.fragment]
-        if not ask.numbers:
-            return [e.Send(sender, m.Head(log.fragment, state, log.digests.get(log.epoch, ())))]
-        numbers = [number for number in ask.numbers if 0 <= number < log.slices][: self.rules.fetch_window]
+        numbers = [n for n in ask.numbers or (HEAD,) if HEAD <= n < log.slices][: self.rules.fetch_window]
         whole = [number for number in numbers if number not in self.fetching.repaired(log.fragment)]
         self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
-        return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in whole]
+        return [e.Send(sender, part_of(log, number)) for number in whole]
 
     def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
         """In asynchronous mode, fetch the state of the leader that answers a submission with a version far ahead."""
@@ -291,8 +288,8 @@ class Replica:
                 self.own.delivered(to, message, now, ok=ok)
             case m.Mean(fragment, base, key, number) if ok and base == self.logs[fragment].version:
                 self.logs[fragment].round.delivered.add((to, key, number))
-            case m.Part(fragment, _, number) if not ok and self.logs[fragment].state is not None:
-                self.fetching.unsent.add((to, fragment, number))
+            case m.Head() | m.Part() if not ok and self.logs[message.fragment].state is not None:
+                self.fetching.unsent.add((to, message.fragment, getattr(message, "number", HEAD)))
             case m.Ask(fragment, numbers) if not ok and fragment is not None:
                 self.fetching.unasked(to, fragment, numbers, now)
             case m.Commit() if not ok and message.version == self.logs[message.fragment].version:

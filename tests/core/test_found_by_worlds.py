@@ -13,7 +13,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
 from p2p_diloco.core.carry import LEFT
 from p2p_diloco.core.exchange import Exchange
-from p2p_diloco.core.fetching import Fetch, Fetching
+from p2p_diloco.core.fetching import HEAD, Fetch, Fetching, part_of
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.lineage import Inquiry, Lineage
@@ -457,15 +457,17 @@ def test_a_donor_that_is_behind_sets_nobody_back() -> None:
     assert [message.numbers for _, message in sent(effects, Ask)] == [()]
 
 
-def test_a_part_that_did_not_arrive_is_sent_again() -> None:
+@pytest.mark.parametrize("number", [HEAD, 1])
+def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> None:
+    """Not after as long as a slow slice may take: meanwhile a leader that waits for this peer passes it over."""
     world = World("AB")
     world.reach(2)
     replica = world.peers["A"].replica
-    part = Part(0, replica.logs[0].held.version, 1)
+    part = part_of(replica.logs[0], number)
     replica.handle(e.SendFailed("B", part, gone=False), world.now)
     replica.next_tick = world.now
     effects = replica.handle(e.Wakeup(), world.now)
-    assert [message.number for _, message in sent(effects, Part)] == [1]
+    assert sent(effects, type(part)) == [("B", part)]
 
 
 def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> None:
@@ -901,3 +903,18 @@ def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
     world.reach(3, seconds=6.0)
     (counted,) = {frozenset(dict(m.choice.entries)) for m in world.sent(Commit) if m.version.epoch == 3}
     assert counted == set("ABCD")
+
+
+def test_of_two_that_have_yielded_to_each_other_the_greater_claim_stands() -> None:
+    """B claims term 1 while A is away. A comes back, claims its own next turn, and yields, because most have promised
+    B. But the last of them has promised A, so B yields, too. Nobody led then, until A was said to do nothing."""
+    first, second, *others = a_state(3, *"ABCD").plan.succession
+    log = a_log(first, *"ABCD")
+    claims.yields(log, 1, second)
+    claims.claimed(log, second, Claim(0, log.held.version, 1, 8), 1.0)
+    word = Vote(0, log.held.version, 4, first, turn=9)
+    claims.voted(log, others[0], word)
+    assert log.round.leader == second
+    claims.voted(log, second, word)
+    assert (log.round.leader, log.round.term, log.round.promised) == (first, 4, set())
+    assert {to for to, _ in sent(claims.announce(log), Claim)} == {second, *others}

@@ -200,7 +200,7 @@ IN_WORLDS = [
         "for peer in named if",
         "for peer in () if",
         "async",
-        19,
+        64,
     ),
     in_world(
         "an answered exchange does not end",
@@ -566,9 +566,9 @@ IN_STORIES = [
     ),
     in_story(
         Replica._delivered,
-        "self.fetching.unsent.add((to, fragment, number))",
-        "pass",
-        by_worlds.test_a_part_that_did_not_arrive_is_sent_again,
+        "self.fetching.unsent.add((",
+        "set().add((",
+        partial(by_worlds.test_a_part_of_a_state_that_did_not_arrive_is_sent_again, 1),
     ),
     in_story(
         Fetching._give_up,
@@ -599,6 +599,12 @@ IN_STORIES = [
         "if sender == round.leader != message.leader and",
         "if sender == round.leader != message.leader != log.me and",
         findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
+    ),
+    in_story(
+        claims.voted,
+        "if message.leader == log.me and",
+        "if False and",
+        by_worlds.test_of_two_that_have_yielded_to_each_other_the_greater_claim_stands,
     ),
     in_story(
         claims.yields,
