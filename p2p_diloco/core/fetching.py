@@ -484,6 +484,12 @@ class Fetching:
         log.begin(log.state, now)
         return self.repair(log, damaged, [peer for peer in self.roster.holders() if log.is_here(peer)], now)
 
+    def forgive(self, now: float) -> None:
+        """Let each wait begin again: this process was suspended, so nobody has had its time."""
+        for fetch in self.fetches.values():
+            fetch.near_at = fetch.heard_at = now
+            fetch.asked = {n: (donor, now) for n, (donor, _) in fetch.asked.items()}
+
     def moves(self, peer: str, now: float) -> None:
         """Handle progress of a transfer: what this peer was asked for has time, and is not asked for again. On a slow
         link means come long after the commit."""

@@ -327,6 +327,7 @@ class Replica:
         """Handle Wakeup: close rounds whose time is over and, once per interval, do the periodic work."""
         if now - self.planned > self.rules.frozen_after:
             self.roster.forgive(now)
+            self.fetching.forgive(now)
             for log in self.logs:
                 log.unproven = True
         if now < self.next_tick:

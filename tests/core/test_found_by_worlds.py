@@ -501,6 +501,18 @@ def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     assert not [one for one in later if isinstance(one, e.Keep)]
 
 
+def test_a_repair_goes_on_after_the_process_stood_still() -> None:
+    """To a process that was suspended the others seem silent. Else the damage would become a part of the state."""
+    world = World("AB")
+    world.reach(2)
+    replica, later = world.peers["A"].replica, world.now + 2 * world.rules.fetch_again
+    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
+    replica.roster.peers["B"].unanswered = world.now
+    effects = replica.handle(e.Wakeup(), later)
+    assert not [one for one in effects if isinstance(one, e.Keep)]
+    assert 0 in replica.fetching.fetches
+
+
 def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
     """Else its digests, computed anew after the repair, would be those of the damage."""
     world = World("AB")

@@ -601,6 +601,12 @@ IN_STORIES = [
         findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
     ),
     in_story(
+        Replica._wakeup,
+        "self.fetching.forgive(now)",
+        "pass",
+        by_worlds.test_a_repair_goes_on_after_the_process_stood_still,
+    ),
+    in_story(
         claims.voted,
         "if message.leader == log.me and",
         "if False and",

@@ -25,7 +25,7 @@ FOUND += [
 FOUND += [("torn", seed) for seed in (1075, 1105, 3021, 3036, 3115, 7013, 50023, 50038, 300005, 500012)]
 FOUND += [("hostile", seed) for seed in (7005, 95008, 95016, 95026, 95056, 95088, 95143, 95147, 98017, 98068, 98072)]
 FOUND += [("hostile", seed) for seed in (131007, 131028, 200014, 500046)]
-FOUND += [("hesitant", seed) for seed in (800020, 800073)]
+FOUND += [("hesitant", seed) for seed in (800020, 800073, 5200077)]
 BROKEN = [("data", 710026)]
 
 
