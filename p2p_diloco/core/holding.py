@@ -210,13 +210,23 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
 
 def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Tell the author of a commit that it is held here, if one of its plans names this peer."""
-    named = log.me in commit.choice.successors or log.me in log.held.plan.succession[: log.held.plan.named]
-    return [Send(commit.leader, Held(log.fragment, commit.version))] if named and commit.leader != log.me else []
+    held = Held(log.fragment, commit.version)
+    return [Send(commit.leader, held)] if is_named(log, commit) and commit.leader != log.me else []
+
+
+def is_named(log: FragmentLog, commit: Commit) -> bool:
+    """Whether the commit, or the present plan, names this peer."""
+    return log.me in (*commit.choice.successors, *_line(log))
+
+
+def is_far(log: FragmentLog, commit: Commit) -> bool:
+    """Whether a commit names this peer, and is so far ahead that nobody keeps those between."""
+    return is_named(log, commit) and commit.base.epoch > log.epoch + applying.KEPT_ASYNC
 
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
     """Handle a commit on a version that is not reached here: ask for those between."""
-    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
+    named = isinstance(message, Commit) and is_named(log, message)
     if not named or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
         return []  # asked lately: each answer may hold several commits
     log.round.asked[sender] = now

@@ -168,7 +168,9 @@ class Lineage:
         mine = model_of([log.held.version for log in self.logs])
         if for_it < against or (for_it == against and model <= mine):
             return None
-        return for_it, model, Belief(teller, this, tuple(kin), fork=how[teller] == "fork", alone=alone)
+        fork = how[teller] == "fork"
+        this = this if fork else _furthest([told[peer] for peer in kin if how[peer] == "ahead"])
+        return for_it, model, Belief(teller, this, tuple(kin), fork=fork, alone=alone)
 
     def _doubted(self, peer: str, now: float) -> bool:
         """Whether the peer's word alone counts for nothing, because fetching what it told was in vain lately. In a
@@ -212,6 +214,13 @@ def _are_kin(one: Told, other: Told) -> bool:
     """Whether nothing shows that these two are on unlike lineages."""
     pairs = zip(one.versions, one.links, other.versions, other.links, strict=True)
     return all(relation(*pair) != "fork" for pair in pairs)
+
+
+def _furthest(told: Sequence[Told]) -> Told:
+    """Return what the furthest of these tells of each fragment: who leads one may be behind in the others."""
+    fragments = zip(*(zip(one.versions, one.links, strict=True) for one in told), strict=True)
+    versions, links = zip(*(max(found, key=lambda held: held[0]) for found in fragments), strict=True)
+    return Told(versions, links, fresh=False)
 
 
 def says(belief: Belief) -> list[Effect]:

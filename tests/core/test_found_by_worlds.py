@@ -304,6 +304,20 @@ def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
     assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
 
 
+def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
+    """B leads fragment 1 after its leader's death, and is behind in fragment 0. All went by C, which is ahead in
+    fragment 0 alone, again and again, and B waited for their promises."""
+    log = a_log("A", *"ABC", of=rules(2))
+    log.state = replace(log.held, version=told("a").versions[0], links=told("a").links[0])
+    b, c = ((told("a"), told("a", "a2")), (told("a", "a2", "a3"), told("a")))
+    answers = [Told(one.versions + other.versions, one.links + other.links) for one, other in (b, c)]
+    lineage = Lineage(rules(2, mode="async"), [log, log], log.roster)
+    lineage.inquiry = Inquiry(0.0, ["B", "C"], dict(zip("BC", answers, strict=True)))
+    belief = lineage.decide(10.0)
+    assert belief is not None
+    assert [version.chain for version in belief.told.versions] == ["a3", "a2"]
+
+
 def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
     """Only the one with the greater commit answers the other's."""
     world = World("AB")
@@ -744,6 +758,26 @@ def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
     peer = submitter(world)
     assert world.run(20, lambda: not peer.replica.own.flying)
     assert peer.replica.logs[0].round.handed[0] == ""
+
+
+@pytest.mark.parametrize(("ahead", "asked"), [(4, Want), (5, Ask)])
+def test_one_that_is_named_fetches_what_nobody_keeps(ahead: int, asked: type) -> None:
+    """The leader hands over to a peer whose trainer stands still, and which is many commits behind. It asked for those
+    between in vain, and the leader waited for it to hold the commit that names it."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    leader, *_, last = world.peers["A"].state().plan.succession
+    replica = world.peers[last].replica
+    log = replica.logs[0]
+    assert world.run(20, lambda: log.phase is Phase.COLLECTING)
+    replica.own.handed, replica.own.going = {}, {}
+    choice = replace(choice_of(log.held, leader), successors=(leader, last))
+    close = Close(0, log.held.version, 0, leader, 0, "", choice, (leader,) * log.slices)
+    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    later = [replace(version, epoch=version.epoch + ahead, chain="later") for version in (commit.base, commit.version)]
+    far = replace(commit, base=later[0], version=later[1])
+    effects = replica.handle(e.Received(leader, far), world.now)
+    assert [(to, type(message)) for to, message in sent(effects, Ask | Want)] == [(leader, asked)]
 
 
 def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:

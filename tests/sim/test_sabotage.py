@@ -34,7 +34,7 @@ from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataUse
 from p2p_diloco.core.lineage import Lineage
-from p2p_diloco.core.messages import Commit
+from p2p_diloco.core.messages import Ask, Commit
 from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
@@ -96,7 +96,7 @@ IN_WORLDS = [
         "now - when >= self.rules.fetch_again or not self.roster.live(donor)",
         "False",
         "healed",
-        33,
+        77,
     ),
     in_world(
         "an old life's numbers", Exchange.renew_incarnation, "if member is not None and", "if False and", "patient", 1
@@ -605,6 +605,18 @@ IN_STORIES = [
         "self.fetching.forgive(now)",
         "pass",
         by_worlds.test_a_repair_goes_on_after_the_process_stood_still,
+    ),
+    in_story(
+        Lineage._judged,
+        "this if fork else",
+        "this if True else",
+        by_worlds.test_who_is_ahead_in_one_fragment_is_followed_there,
+    ),
+    in_story(
+        Replica._follow,
+        "isinstance(message, m.Commit) and",
+        "False and",
+        partial(by_worlds.test_one_that_is_named_fetches_what_nobody_keeps, 5, Ask),
     ),
     in_story(
         claims.voted,
