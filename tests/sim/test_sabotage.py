@@ -614,9 +614,27 @@ IN_STORIES = [
     ),
     in_story(
         Replica._follow,
-        "isinstance(message, m.Commit) and",
+        "not isinstance(message, m.Stale) and",
         "False and",
         partial(by_worlds.test_one_that_is_named_fetches_what_nobody_keeps, 5, Ask),
+    ),
+    in_story(
+        holding.concerns,
+        "isinstance(message, Claim)",
+        "False",
+        partial(asynchronous.test_a_dead_leader_is_followed_at_once, 33.48),
+    ),
+    in_story(
+        Replica._follow,
+        "(Phase.COLLECTING, Phase.LACKING)",
+        "(Phase.COLLECTING,)",
+        partial(asynchronous.test_a_dead_leader_is_followed_at_once, 33.48),
+    ),
+    in_story(
+        holding.missed,
+        "What.NEWS",
+        "What.COMMIT",
+        partial(asynchronous.test_a_dead_leader_is_followed_at_once, 33.48),
     ),
     in_story(
         claims.voted,
