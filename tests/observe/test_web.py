@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 
 from p2p_diloco.cli import carry_out, dashboard
+from p2p_diloco.cli.status import Watch
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run_record import RunRecord
@@ -251,10 +252,11 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20.0) as answer:
             return str(answer.read().decode())
 
-    async def serve(host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot], *_: object) -> None:
-        async with contextlib.aclosing(seen_in_turn):
-            assert (await anext(seen_in_turn)).run.compared is not None
-            scraped.append(await asyncio.to_thread(scrape))
+    async def serve(host: str, port: int, watch: Watch, *_: object) -> None:
+        await watch.follow(lambda seen: None)
+        assert watch.newest is not None
+        assert watch.newest.run.compared is not None
+        scraped.append(await asyncio.to_thread(scrape))
 
     async def look(*_: object) -> Snapshot:
         return snapshot("main", None, [alice], 100.0)
@@ -263,12 +265,11 @@ def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pyt
         return {}
 
     monkeypatch.setattr(dashboard, "_serve", serve)
-    monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
+    watch = Watch(PeerConfig(), Baseline({"loss": [(0, 2.0), (10, 2.0)]}))
+    monkeypatch.setattr(dashboard, "watched", lambda *_: watch)
     monkeypatch.setattr("p2p_diloco.cli.status._warn", nothing)
-    monkeypatch.setattr("p2p_diloco.node.curves.read", nothing)
     monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("p2p_diloco.observe.snapshot.look", look)
-    monkeypatch.setattr(dashboard, "read_baseline", lambda *_: Baseline({"loss": [(0, 2.0), (10, 2.0)]}))
     assert carry_out(["dashboard", "--metrics-port", str(port)]) == 0
     assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]
     assert 'p2p_diloco_baseline_loss{run="main"} 2.0' in scraped[0]
@@ -278,7 +279,7 @@ def test_no_link_is_printed_if_the_port_for_prometheus_is_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error stands alone."""
-    monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
+    monkeypatch.setattr(dashboard, "watched", lambda *_: Watch(PeerConfig()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert carry_out(["dashboard", "--port", "0", "--metrics-port", str(port)]) == 3
