@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,15 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         of_it = RunKey.load(key)
         own = of_it if invitation is not None and of_it.public == invitation.grant.run else None
     asker, invitation = founder_of(invitation, founder, own)
-    kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
-    return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
+
+    async def kick(name: str) -> str:
+        assert key is not None, "it is not offered otherwise"
+        made = await put_out(name, key, peer.initial_peers)
+        left = f"; it can come back with another of these, if it holds one: {made.others}" if made.others else ""
+        return f"{made.told}{left}"
+
+    records = partial(observer, peer.initial_peers, invitation)
+    return Controls(peer.run_id, asker, records, None if key is None else kick)
 
 
 async def _serve(host: str, port: int, watch: Watch, interval_s: float, controls: Controls) -> None:
