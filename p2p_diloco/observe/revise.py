@@ -58,13 +58,14 @@ class Asker:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The revision that the run has adopted or will adopt. `settings`: the values of all settings that can change.
-    `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of the revision, that have adopted it in
-    all fragments, and that have begun a checkpoint since it was asked for. `news`: True if this call made the revision;
-    False if the run had the wanted values already."""
+    `told`: what was asked for, in words. `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of
+    the revision, that have adopted it in all fragments, and that have begun a checkpoint since it was asked for.
+    `news`: True if this call made the revision; False if the run had the wanted values already."""
 
     revision: Revision
     news: bool
     settings: Mapping[str, float | None]
+    told: str = ""
     known_by: tuple[str, ...] = ()
     adopted_by: tuple[str, ...] = ()
     saved_by: tuple[str, ...] = ()
@@ -116,9 +117,12 @@ async def revise(
         log.warning("%s", doubt)
     alone = changes.get("min_peers") == 1 != present.revision.min_peers  # also where that is the founded value
     if wanted == present.settings and not alone:
-        return Outcome(present.revision, False, wanted)
-    _check_the_stops(present, wanted)
-    return await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
+        outcome = Outcome(present.revision, False, wanted)
+    else:
+        _check_the_stops(present, wanted)
+        outcome = await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
+    values = {key: "none" if outcome.settings[key] is None else outcome.settings[key] for key in changes}
+    return dataclasses.replace(outcome, told=" ".join(f"{key}={value}" for key, value in values.items()))
 
 
 async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save: bool = False) -> Outcome:
@@ -135,9 +139,11 @@ async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save
         raise Refused(f"no live peer of the run {run_id} is seen", mend="check that its peers are up, and try again")
     ends, set_already = _stop_epoch(present), present.settings["stop_after_epochs"]
     if set_already is not None and set_already <= ends:
-        return Outcome(present.revision, False, present.settings)
-    bare = _bare(present, {**present.settings, "stop_after_epochs": ends})
-    return await _revised(dht, present, asker, bare, within_s)
+        outcome = Outcome(present.revision, False, present.settings)
+    else:
+        bare = _bare(present, {**present.settings, "stop_after_epochs": ends})
+        outcome = await _revised(dht, present, asker, bare, within_s)
+    return dataclasses.replace(outcome, told=f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}")
 
 
 async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outcome:
@@ -150,7 +156,9 @@ async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outc
     present = await look_at(dht, run_id, asker)
     _check_that_one_saves(present, "nothing can be saved until then")
     bare = dataclasses.replace(_bare(present, present.settings), saves=present.revision.saves + 1)
-    return await _revised(dht, present, asker, bare, within_s, saving=True)
+    outcome = await _revised(dht, present, asker, bare, within_s, saving=True)
+    saved = f"being saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else ""
+    return dataclasses.replace(outcome, told=saved or "each peer saves after its next commit")
 
 
 async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
@@ -281,7 +289,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (
             late and known and 2 * len(known) >= len(live)
         ):
-            return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
+            return Outcome(revision, True, settings_at(present.config, revision), "", known, adopted, saved)
         if late:
             kept = f"{REVISIONS.ttl_s / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"

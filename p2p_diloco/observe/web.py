@@ -148,27 +148,21 @@ class Controls:
                     return await self._kick(name)
                 case {"do": "set", "values": dict(values)} if values.keys() <= set(CHANGEABLE) and values:
                     given = RunConfig.model_validate(values).given
-                    checked = {key: given[key] for key in values}
-                    made = await self._asked(lambda dht, asker: revise(dht, self._run_id, asker, checked, WITHIN_S))
-                    return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
+                    changes = {key: given[key] for key in values}
+                    return await self._asked(lambda dht, run_id, asker: revise(dht, run_id, asker, changes, WITHIN_S))
                 case {"do": "save"}:
-                    made = await self._asked(lambda dht, asker: save(dht, self._run_id, asker, WITHIN_S))
-                    return _told(made, f"being saved by {', '.join(made.saved_by) or 'no peer yet'}")
+                    return await self._asked(lambda dht, run_id, asker: save(dht, run_id, asker, WITHIN_S))
                 case {"do": "stop", "save": bool(keep)}:
-                    made = await self._asked(lambda dht, asker: stop(dht, self._run_id, asker, WITHIN_S, save=keep))
-                    return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")
+                    return await self._asked(lambda dht, run_id, asker: stop(dht, run_id, asker, WITHIN_S, save=keep))
         raise UsageError("can't be read", key="wish", value=wish, mend="reload the page")
 
-    async def _asked(self, ask: Callable[[Records, Asker], Awaitable[Outcome]]) -> Outcome:
+    async def _asked(self, ask: Callable[[Records, str, Asker], Awaitable[Outcome]]) -> str:
         assert self._asker is not None, "it is not offered otherwise"
         async with self._records() as dht:
-            return await ask(dht, self._asker)
-
-
-def _told(made: Outcome, text: str) -> str:
-    if not made.news:
-        return f"{text}: it is so already, and nothing was changed"
-    return f"revision {made.revision.number}: {text}; known by {', '.join(made.known_by) or 'no peer yet'}"
+            made = await ask(dht, self._run_id, self._asker)
+        if not made.news:
+            return f"{made.told}: it is so already, and nothing was changed"
+        return f"revision {made.revision.number}: {made.told}; known by {', '.join(made.known_by) or 'no peer yet'}"
 
 
 def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
