@@ -409,7 +409,7 @@ def test_checks_that_take_too_long_or_fail_hide_no_other(monkeypatch: pytest.Mon
 
         return check
 
-    async def hangs(seen: Seen, local: object) -> None:
+    async def hangs(seen: Seen, **_: object) -> None:
         seen.ports = [Found("ok", "can listen")]
         await asyncio.sleep(60)
 

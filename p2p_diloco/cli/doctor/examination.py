@@ -103,25 +103,22 @@ async def examine(
 ) -> Report:
     """Make all checks for a peer with these settings, and return the report. `parameters`: the number of its model's
     parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
-    began, seen = time.monotonic(), Seen(peer)
+    began, seen, findings = time.monotonic(), Seen(peer), Findings()
     limit_s = LIMIT_S if limit_s is None else limit_s
-    local = asyncio.create_task(asyncio.to_thread(_made, LOCAL, run_config, peer, parameters))
-    around = asyncio.create_task(look_around(seen, local))
+
+    async def look() -> None:
+        findings.extend(await asyncio.to_thread(_made, LOCAL, run_config, peer, parameters))
+        await look_around(seen, daemon_runs=("p2pd", "bad") not in ((name, one.verdict) for name, one in findings))
+
     try:
-        _, late = await asyncio.wait({local, around}, timeout=limit_s)
-    finally:
-        local.cancel()
-        around.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
-    findings = [] if local in late else local.result()
-    findings += _made(NETWORK, seen)
-    for name, task in ("this machine", local), ("the network", around):
-        if task in late:
-            text = f"the look at {name} was cut off after {limit_s:g} s, so something is missing"
-            mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
-            findings.append(("doctor", Found("warn", text, mend)))
-    if around not in late and (error := around.exception()) is not None:
+        await asyncio.wait_for(look(), limit_s)
+    except asyncio.TimeoutError:
+        text = f"the look at {'the network' if findings else 'this machine'} was cut off after {limit_s:g} s, so "
+        mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
+        findings.append(("doctor", Found("warn", f"{text}something is missing", mend)))
+    except Exception as error:
         findings.append(("doctor", _fault("the network", error)))
+    findings += _made(NETWORK, seen)
     others = [visit for visit in seen.others or () if visit.unreached is None]
     known = {peer_of(visit.address) for visit in others}
     links = [*(visit for visit in seen.reached if peer_of(visit.address) not in known), *others]
@@ -152,17 +149,16 @@ def _fault(name: str, error: BaseException) -> Found:
 # -- looking around
 
 
-async def look_around(seen: Seen, local: asyncio.Task[Findings]) -> None:
-    """Look first at the ports; then at the initial peers, with plain sockets; then, over libp2p, at the initial peers
-    that answered and at the run's peers. The import of Hivemind keeps the processor busy, so it waits for the checks of
-    this machine, which tell whether a daemon can run."""
+async def look_around(seen: Seen, *, daemon_runs: bool) -> None:
+    """Look first at the ports; then at the initial peers, with plain sockets; then, if libp2p's daemon runs here, over
+    libp2p at the initial peers that answered and at the run's peers."""
     peer = seen.peer
     seen.listen, seen.ports = machine.listening(peer)
     seen.own = frozenset(own_addresses.own_hosts())
     seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
     addresses = [address for address, why in seen.answers.items() if why is None]
-    if not addresses or any(name == "p2pd" and found.verdict == "bad" for name, found in await asyncio.shield(local)):
-        return  # no daemon would start, and that finding has the mend
+    if not addresses or not daemon_runs:
+        return
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.snapshot")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
