@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.revision import CHANGEABLE, NEVER, STOPS, Revision
+from p2p_diloco.core.revision import CHANGEABLE, NEVER, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.signing import SigningKey
 
 T = TypeVar("T")
+STOP = "stop_after_epochs"
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
 """The most seconds to look for the run's record, and then for the revision that its peers know."""
@@ -119,7 +120,7 @@ async def revise(
     if wanted == present.settings and not alone:
         outcome = Outcome(present.revision, False, wanted)
     else:
-        _check_the_stops(present, wanted)
+        _check_the_stop(present, wanted)
         outcome = await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
     values = {key: "none" if outcome.settings[key] is None else outcome.settings[key] for key in changes}
     return dataclasses.replace(outcome, told=" ".join(f"{key}={value}" for key, value in values.items()))
@@ -137,13 +138,13 @@ async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save
         _check_that_one_saves(present, "stop it without --save")
     if not present.live:  # the epoch is unknown, and the order would end the run when its peers come back
         raise Refused(f"no live peer of the run {run_id} is seen", mend="check that its peers are up, and try again")
-    ends, set_already = _stop_epoch(present), present.settings["stop_after_epochs"]
+    ends, set_already = _stop_epoch(present), present.settings[STOP]
     if set_already is not None and set_already <= ends:
         outcome = Outcome(present.revision, False, present.settings)
     else:
-        bare = _bare(present, {**present.settings, "stop_after_epochs": ends})
+        bare = _bare(present, {**present.settings, STOP: ends})
         outcome = await _revised(dht, present, asker, bare, within_s)
-    return dataclasses.replace(outcome, told=f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}")
+    return dataclasses.replace(outcome, told=f"ends for all peers at epoch {outcome.settings[STOP]}")
 
 
 async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outcome:
@@ -226,14 +227,12 @@ def _stop_epoch(present: Present) -> int:
     return present.seen.run.epoch + 2 + (math.ceil(more) if more >= 1 else 0)
 
 
-def _check_the_stops(present: Present, wanted: Mapping[str, float | None]) -> None:
+def _check_the_stop(present: Present, wanted: Mapping[str, float | None]) -> None:
     """Refuse to remove or delay a stop that some fragment may have reached already: it would stay behind."""
-    for key in STOPS:
-        was, now, epoch = present.settings[key], wanted[key], present.seen.run.epoch
-        later = was is not None and (now is None or now > was)
-        if later and key == "stop_after_epochs" and epoch + 1 >= (was or 0):
-            wrong = f"can't be moved any more: the run is at epoch {epoch}, and ends at {was}"
-            raise Refused(wrong, key=key, value=now, mend="go on from a checkpoint under another run_id")
+    was, now, epoch = present.settings[STOP], wanted[STOP], present.seen.run.epoch
+    if was is not None and epoch + 1 >= was and (now is None or now > was):
+        wrong = f"can't be moved any more: the run is at epoch {epoch}, and ends at {was}"
+        raise Refused(wrong, key=STOP, value=now, mend="go on from a checkpoint under another run_id")
 
 
 def _check_that_one_saves(present: Present, otherwise: str) -> None:

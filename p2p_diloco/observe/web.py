@@ -54,7 +54,6 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 
-WISH_BYTES_MAX = 4096
 END_S = 1
 """Seconds that browsers get to close their connections at the end."""
 WITHIN_S = 30.0
@@ -137,9 +136,7 @@ class Controls:
         """
         asked = wish.get("do") if isinstance(wish, Mapping) else None
         if asked not in self.offered:
-            known = asked in ("set", "save", "stop", "kick")
-            key = "--key" if asked == "kick" else "--identity-path or --key"
-            mend = f"start the dashboard with {key}" if known else f"ask for one of {', '.join(self.offered)}"
+            mend = "start the dashboard with --identity-path or --key, and reload the page"
             raise UsageError("can't be done from here", key="do", value=asked, mend=mend)
         log.info("asked for in the browser: %s", wish)
         async with self._one_at_a_time:
@@ -185,31 +182,13 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
         if objection is not None or controls is None:
             return objection or PlainTextResponse("this dashboard only shows the run", 403)
         try:
-            wish = await _wish(request)
-            return JSONResponse({"done": await controls.carry_out(wish)}, headers=HEADERS)
-        except (P2PDilocoError, ValueError) as error:
-            log.warning("refused: %s", error)
+            return JSONResponse({"done": await controls.carry_out(await request.json())}, headers=HEADERS)
+        except (P2PDilocoError, ValueError, RecursionError, ClientDisconnect) as error:
+            log.warning("refused: %s", str(error) or "the request was cut off")
             return JSONResponse({"refused": str(error)}, 400, headers=HEADERS)
 
     routes = [Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])]
     return door.before(Starlette(routes=routes))
-
-
-async def _wish(request: Request) -> object:
-    """The JSON in a request's body. Raises ValueError if the body is no JSON, too long, cut off or nested too
-    deeply."""
-    body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > WISH_BYTES_MAX:
-                raise ValueError("the request is too long")
-    except ClientDisconnect:
-        raise ValueError("the request was cut off") from None
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("the request is nested too deeply") from None
 
 
 def _objection_to_a_wish(request: Request) -> Response | None:

@@ -30,7 +30,8 @@ PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n
 
 
 class FakePeer(AbsentPeer):
-    """A run of one that counts, remembers what it was told, and does as its test says."""
+    """A run of one that counts, remembers what it was told, and does as its test says. Its global parameters are no
+    peer's, or with `own` those of its model."""
 
     digest = "agreed"
 
@@ -44,11 +45,12 @@ class FakePeer(AbsentPeer):
         joined_at: int = 0,
         on_report: Any = None,
         peer_id: str = "fake",
+        own: bool = False,
         **_: object,
     ) -> None:
         super().__init__(model, optimizer)
         self.config, self.global_step, self.peer_id = config, joined_at, peer_id
-        self.parameters: Mapping[str, Tensor] = GPT(GPTConfig(1, 16, 2, 16, seed=99)).state_dict()  # no peer's own
+        self.parameters = (model if own else GPT(GPTConfig(1, 16, 2, 16, seed=99))).state_dict()
         self.told: list[tuple[str, float]] = []
         self.held_out: list[float] = []
         self.rates: list[float] = []
@@ -92,20 +94,6 @@ class FakePeer(AbsentPeer):
         self.global_step += 1
 
 
-class Alone(AbsentPeer):
-    """A peer that needs no network: an epoch is `sync_every` steps, and training ends after `stop_after_epochs`."""
-
-    def __init__(self, model: GPT, optimizer: Optimizer, config: RunConfig) -> None:
-        super().__init__(model, optimizer)
-        self.config = config
-
-    def _count(self, *_: object) -> None:
-        super()._count()
-        self.epoch = self.global_step // self.config.sync_every
-        stop = self.config.stop_after_epochs
-        self.finished = stop is not None and self.epoch >= stop
-
-
 def _setting(config: TrainerConfig = TINY) -> SimpleNamespace:
     """What `train` needs, all tiny."""
     model = GPT(GPTConfig(1, 16, 2, 16))
@@ -146,13 +134,6 @@ def fake_network(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
     return network
-
-
-@pytest.fixture
-def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put `Alone` in Peer's place."""
-    build = lambda model, optimizer, config, local: Alone(model, optimizer, config)  # noqa: E731
-    monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
 
 
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
@@ -279,13 +260,14 @@ def test_a_signal_leaves_the_run(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.usefixtures("no_run")
-def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No run, no network: the held-out loss of the standard library's text falls well below a fair die's 5.5.
+def test_training_alone_learns_real_text(
+    tmp_path: Path, fake_network: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a run of this peer alone: the held-out loss of the standard library's text falls well below a fair die's 5.5.
 
     The summary is all that goes to stdout; the file gets a row for each step and each evaluation.
     """
-    log = tmp_path / "log.jsonl"
+    log, fake_network.options = tmp_path / "log.jsonl", {"ends_at_epoch": 4, "own": True}
     config = TrainerConfig(
         layers=2,
         width=32,

@@ -57,10 +57,6 @@ VARIABLES = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE|ENDPOINT", re.IGNORECASE)
 _PINNED = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-_CGROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 
 
 # -- programs
@@ -159,9 +155,9 @@ def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Iterator[
 def free_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """The bytes of memory that are free on this machine; in a container, what the container's limit leaves if less."""
     free = psutil.virtual_memory().available
-    for limit, used in _CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            free = min(free, max(0, int((cgroups / limit).read_text()) - int((cgroups / used).read_text())))
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+        limit, used = (int((cgroups / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
     return free
 
 
