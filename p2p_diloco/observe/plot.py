@@ -96,9 +96,8 @@ class Plot:
         axes.set_xlim(left=self.low)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        # matplotlib's "best" would put the legend over the moments' labels at the top
-        where = "upper left" if self.log_x else "lower left" if self.moments else "best"
-        axes.legend(loc=where, framealpha=1, edgecolor="none")
+        # the moments' labels are at the top
+        axes.legend(loc="upper left" if self.log_x else "lower left", framealpha=1, edgecolor="none")
         figure.savefig(path, format="png")
 
     def _place(self, x: float) -> float:

@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -144,23 +144,21 @@ def train(
     return "finished"
 
 
-def warm_start(
-    model: GPT, batches: Batches, steps: int, config: TrainerConfig, clock: Callable[[], float] = time.monotonic
-) -> None:
+def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
     """Train `model` alone for `steps` inner steps, with an optimizer of its own, which is dropped at the end.
 
     In short runs a high outer momentum harms a model near its random start, and helps later. So the founder may train a
     little before it founds the run; the others fetch its model.
     """
     optimizer = new_optimizer(model, config)
-    told_at = clock()
+    told_at = time.monotonic()
     for step in range(steps):
         _follow_schedule(optimizer, step, step, None, config)
         loss = _backward(model, next(batches), config.clip)
         optimizer.step()
         optimizer.zero_grad()
-        if clock() - told_at >= WARM_LINE_EVERY_S:
-            told_at = clock()
+        if time.monotonic() - told_at >= WARM_LINE_EVERY_S:
+            told_at = time.monotonic()
             log.info("warm start: step %d of %d  loss %.3f", step + 1, steps, loss)
 
 
@@ -253,7 +251,7 @@ class Progress:
         ConfigError: the file can't be written.
     """
 
-    def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rows_path: Path | None = None) -> None:
         self.steps = 0
         self.loss: float | None = None
         self.val_loss: float | None = None
@@ -261,8 +259,7 @@ class Progress:
         self.digest = ""
         self._at = (0, 0)  # global step, epoch
         self._traffic = Metrics()
-        self._clock = clock
-        self._started = self._shown_at = clock()
+        self._started = self._shown_at = time.monotonic()
         self._steps_shown = 0
         self._rate: float | None = None  # steps a second, up to the last line
         self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
@@ -272,7 +269,7 @@ class Progress:
         self.steps += 1
         self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
         self._note(peer, loss, None)
-        if self._clock() - self._shown_at >= self._line_every_s:
+        if time.monotonic() - self._shown_at >= self._line_every_s:
             self._show(peer)
 
     def evaluated(self, peer: Peer, epoch: int, val_loss: float) -> None:
@@ -290,7 +287,7 @@ class Progress:
             "epoch": self._at[1],
             "loss": self.loss,  # a running mean
             "val_loss": self.val_loss,  # of the global parameters when last evaluated
-            "seconds": round(self._clock() - self._started, 3),
+            "seconds": round(time.monotonic() - self._started, 3),
             "parameters": self.parameters,  # tied ones once
             "rounds": self._traffic.sync_count,  # that this peer contributed to
             "waiting_s": round(self._traffic.waiting_time_s, 3),
@@ -313,7 +310,7 @@ class Progress:
             self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
 
     def _show(self, peer: Peer) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if self.steps > self._steps_shown:  # an evaluation may follow the last line at once
             self._rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
             self._shown_at, self._steps_shown = now, self.steps
