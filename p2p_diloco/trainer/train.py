@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -78,8 +79,7 @@ def main(
     model = GPT(shape).to(usable(config.device))
     stopped: Stopped
     status = 0
-    with Progress(config.log_path) as progress:
-        progress.parameters = sum(parameter.numel() for parameter in model.parameters())
+    with Progress(model, judged, config.log_path) as progress:
         try:
             with Interrupts():
                 if config.warm_start:
@@ -89,9 +89,9 @@ def main(
                 with Peer(model, optimizer, config=run, local=peer_config) as peer:
                     content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
                     batches = draw(content, key=peer.peer_id)
-                    stopped = train(model, optimizer, peer, batches, judged, config, progress)
+                    stopped = train(model, optimizer, peer, batches, config, progress)
                 if stopped == "steps":  # leaving may have exchanged the last steps
-                    _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
+                    progress.judge(peer)
                 progress.digest = peer.digest
         except KeyboardInterrupt as interrupt:
             status = exit_code(interrupt)
@@ -106,20 +106,13 @@ def main(
 
 
 def train(
-    model: GPT,
-    optimizer: Optimizer,
-    peer: Peer,
-    batches: Batches,
-    judged: Windows,
-    config: TrainerConfig,
-    progress: Progress,
+    model: GPT, optimizer: Optimizer, peer: Peer, batches: Batches, config: TrainerConfig, progress: Progress
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
     The number of the next batch, and the learning rate after a peer's own warm-up, follow the run's step, so that a
     peer that joins late, or joins again, continues where the others are.
     """
-    judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
     next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
     while not peer.finished and (config.steps is None or progress.steps < config.steps):
@@ -134,13 +127,13 @@ def train(
         if peer.epoch >= next_judgement:
             next_judgement = peer.epoch + config.eval_every_epochs
             judged_at = progress.steps
-            _judge_in_run(judge, peer, judged, progress)
+            progress.judge(peer, within=peer.pause())
         if config.pause_s:
             time.sleep(config.pause_s)
     if not peer.finished:
         return "steps"
     if judged_at != progress.steps:
-        _judge_in_run(judge, peer, judged, progress)
+        progress.judge(peer, within=peer.pause())
     return "finished"
 
 
@@ -182,22 +175,6 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     return loss.item()
-
-
-def _judge(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters, which are the run's result, instead of this peer's local ones."""
-    if judged:
-        epoch = peer.epoch  # the epoch may rise during the evaluation
-        judge.load_state_dict(peer.global_state_dict())
-        progress.evaluated(peer, epoch, mean_loss(judge, judged))
-
-
-def _judge_in_run(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters while the other peers wait."""
-    if judged:
-        with peer.pause():
-            _judge(judge, peer, judged, progress)
-            peer.report(held_out_loss=progress.val_loss)
 
 
 def _follow_schedule(
@@ -245,17 +222,19 @@ class Progress:
     """Keeps the latest figures of the training, and logs them every few seconds. It is a context manager, which closes
     the file of rows at its end.
 
-    `rows_path` gets one JSON object per step, and one per evaluation.
+    `judged`: the windows on which the run's global parameters are evaluated, in a model like `model`. `rows_path` gets
+    one JSON object per step, and one per evaluation.
 
     Raises:
         ConfigError: the file can't be written.
     """
 
-    def __init__(self, rows_path: Path | None = None) -> None:
+    def __init__(self, model: GPT, judged: Windows, rows_path: Path | None = None) -> None:
+        self._judge, self._judged = GPT(model.config).to(_device(model)), judged
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.steps = 0
         self.loss: float | None = None
         self.val_loss: float | None = None
-        self.parameters = 0
         self.digest = ""
         self._at = (0, 0)  # global step, epoch
         self._traffic = Metrics()
@@ -272,11 +251,18 @@ class Progress:
         if time.monotonic() - self._shown_at >= self._line_every_s:
             self._show(peer)
 
-    def evaluated(self, peer: Peer, epoch: int, val_loss: float) -> None:
-        """Record the held-out loss of the global parameters at this epoch."""
-        self.val_loss = val_loss
-        self._note(peer, None, val_loss, epoch)
-        self._show(peer)
+    def judge(self, peer: Peer, within: AbstractContextManager[object] | None = None) -> None:
+        """Evaluate the global parameters, which are the run's result, instead of this peer's local ones. `within`: a
+        pause of the peer, while which the others wait, and in which it reports the loss."""
+        if self._judged:
+            with within or nullcontext():
+                epoch = peer.epoch  # it may rise during the evaluation
+                self._judge.load_state_dict(peer.global_state_dict())
+                self.val_loss = mean_loss(self._judge, self._judged)
+                self._note(peer, None, self.val_loss, epoch)
+                self._show(peer)
+                if within is not None:
+                    peer.report(held_out_loss=self.val_loss)
 
     def summary(self, stopped: Stopped) -> dict[str, Any]:
         """Return the summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""

@@ -98,19 +98,20 @@ def _setting(config: TrainerConfig = TINY) -> SimpleNamespace:
     """What `train` needs, all tiny."""
     model = GPT(GPTConfig(1, 16, 2, 16))
     content = torch.frombuffer(bytearray(PROSE), dtype=torch.uint8)
+    judged = [next(Batches(content, batch_size=8, context=16, seed=0, key="judge"))]
     return SimpleNamespace(
         model=model,
         optimizer=new_optimizer(model, config),
         batches=Batches(content, batch_size=2, context=16, seed=0, key="a"),
-        judged=[next(Batches(content, batch_size=8, context=16, seed=0, key="judge"))],
-        progress=Progress(),
+        judged=judged,
+        progress=Progress(model, judged),
     )
 
 
 def _train(peer_options: dict[str, Any], config: TrainerConfig = TINY, **run: Any) -> SimpleNamespace:
     at = _setting(config)
     at.peer = FakePeer(at.model, at.optimizer, config=RunConfig(**run), **peer_options)
-    at.stopped = train(at.model, at.optimizer, at.peer, at.batches, at.judged, config, at.progress)
+    at.stopped = train(at.model, at.optimizer, at.peer, at.batches, config, at.progress)
     return at
 
 
@@ -169,8 +170,8 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
     config = TINY.model_copy(update={"eval_every_epochs": 1})
-    with Progress(tmp_path / "rows.jsonl") as progress:
-        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
+    with Progress(at.model, at.judged, tmp_path / "rows.jsonl") as progress:
+        train(at.model, at.optimizer, peer, at.batches, config, progress)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
 
@@ -187,7 +188,7 @@ def test_gradients_are_clipped() -> None:
     at.optimizer.register_step_pre_hook(note)
     peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=5), ends_at_epoch=1)
     config = TINY.model_copy(update={"clip": 0.01})
-    train(at.model, at.optimizer, peer, at.batches, at.judged, config, at.progress)
+    train(at.model, at.optimizer, peer, at.batches, config, at.progress)
     assert norms == pytest.approx([0.01] * 5, rel=1e-3)
 
 
