@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2p_diloco.cli import carry_out
 from p2p_diloco.cli import invite as module
-from p2p_diloco.cli import main
 from p2p_diloco.cli.dashboard import _controls
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.cli.join import settings_of
@@ -38,9 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
+    return carry_out(arguments)
 
 
 def test_an_invitation_says_what_it_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
