@@ -21,8 +21,8 @@ import typer
 
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.cli.doctor import machine, network
-from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX, Seen
-from p2p_diloco.cli.doctor.report import Found, Report, Visit
+from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX
+from p2p_diloco.cli.doctor.report import Found, Report, Seen, Visit
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
@@ -54,23 +54,13 @@ PATIENT_S = 60.0
 log = logging.getLogger(__name__)
 
 
-LOCAL: Mapping[str, Callable[[RunConfig, PeerConfig, int | None], Iterable[Found]]] = {
-    "versions": lambda *_: machine.versions(),
-    "p2pd": lambda *_: machine.p2pd(machine.p2pd_path()),
-    "memory": lambda run, _, parameters: machine.memory(run, parameters, machine.free_memory()),
-    "disk": lambda _, peer, parameters: machine.disk(peer, parameters),
-}
-"""The checks of this machine, which look for themselves: called with the settings of the run and of the peer, and the
-number of the model's parameters if it is known."""
-NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
-    "port": network.port,
-    "initial peer": network.initial_peers,
-    "clock": network.clock,
-    "transfer": network.transfer,
-    "reachable": network.reachable,
-    "peers": network.peers,
-    "direct": network.direct,
-}
+Check = Callable[[Seen], Iterable[Found]]
+LOCAL: Sequence[Check] = (machine.versions, machine.p2pd, machine.memory, machine.disk)
+"""The checks of this machine, which look for themselves."""
+NETWORK: Sequence[Check] = (
+    network.port, network.initial_peer, network.clock, network.transfer, network.reachable, network.peers,
+    network.direct,
+)  # fmt: skip
 """The checks of what `look_around` has seen."""
 Findings = list[tuple[str, Found]]
 """What was found, after the name of the check."""
@@ -103,11 +93,11 @@ async def examine(
 ) -> Report:
     """Make all checks for a peer with these settings, and return the report. `parameters`: the number of its model's
     parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
-    began, seen, findings = time.monotonic(), Seen(peer), Findings()
+    began, seen, findings = time.monotonic(), Seen(peer, run_config, parameters), Findings()
     limit_s = LIMIT_S if limit_s is None else limit_s
 
     async def look() -> None:
-        findings.extend(await asyncio.to_thread(_made, LOCAL, run_config, peer, parameters))
+        findings.extend(await asyncio.to_thread(_made, LOCAL, seen))
         await look_around(seen, daemon_runs=("p2pd", "bad") not in ((name, one.verdict) for name, one in findings))
 
     try:
@@ -125,12 +115,13 @@ async def examine(
     return Report.of(findings, links, time.monotonic() - began)
 
 
-def _made(checks: Mapping[str, Callable[..., Iterable[Found]]], *of: object) -> Findings:
+def _made(checks: Sequence[Check], seen: Seen) -> Findings:
     """Make all these checks. One that fails hides no other."""
     findings: Findings = []
-    for name, check in checks.items():
+    for check in checks:
+        name = check.__name__.replace("_", " ")
         try:
-            findings += [(name, found) for found in check(*of)]
+            findings += [(name, found) for found in check(seen)]
         except Exception as error:
             findings.append(("doctor", _fault(name, error)))
     return findings
