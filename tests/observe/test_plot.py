@@ -37,6 +37,8 @@ def test_moments_stand_at_their_x_and_their_labels_never_overlap() -> None:
     assert labels[0].index("↑first") == 7 + 20
     assert "second" in labels[1]
     assert max(len(line) for line in labels) <= 47
+    powers = Plot("t", "x", "y", 1, 10_000, [FLAT], [Moment(100, "half-way")], log_x=True).text(47, 4)
+    assert powers[5].index("↑half-way") == 7 + 20
 
 
 def test_no_points_no_plot_and_one_value_no_division_by_zero() -> None:
