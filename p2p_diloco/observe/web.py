@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE
-from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
+from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError, reason
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.own_addresses import names_this_machine
 from p2p_diloco.observe.feed import Feed
@@ -223,9 +223,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
-            mend="choose another port, or 0 for any",
-        ) from error  # fmt: skip
+        mend = "choose another port, or 0 for any"
+        wrong = f"can't be listened on ({reason(error)})"
+        raise ConfigError(wrong, key="--port", value=f"{host}:{port}", mend=mend) from error
     with listener:
         yield listener

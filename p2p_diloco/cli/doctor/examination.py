@@ -73,6 +73,8 @@ def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: st
     Raises:
         UsageError, ConfigError: the settings can't be used.
     """
+    if not log.isEnabledFor(logging.DEBUG):
+        logging.getLogger("p2p_diloco").setLevel(logging.ERROR)  # the findings say it
     count = None if parameters is None else count_of(parameters, key="--params")
     run_config, peer = read_settings(flags, os.environ, config_file)
     peer = with_invitation(peer)

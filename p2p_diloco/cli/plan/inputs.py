@@ -28,6 +28,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.interrupts import run as run_in_loop
 from p2p_diloco.observe.figures import RATES, TIMES, count_of, number
+from p2p_diloco.planning.advice import Advice, advise
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 from p2p_diloco.settings import read_settings, without_ours
@@ -62,11 +63,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The inputs of a forecast and of its advice. `wanted`: the utilisation; `tokens`: how many to train on (None:
-    unknown); `names`: of the peers; `notes`: for the user, what was assumed or taken from elsewhere."""
+    """A forecast and its advice. `tokens`: how many to train on (None: unknown); `names`: of the peers; `notes`: for
+    the user, what was assumed or taken from elsewhere."""
 
     forecast: Forecast
-    wanted: float
+    advice: Advice
     tokens: int | None
     names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -99,7 +100,7 @@ def question(asked: Asked, settings: Mapping[str, object], config_file: Path | N
         raise ConfigError(wrong, key="num_fragments", value=run.num_fragments, mend=mend)
     numbered = tuple(f"peer {number + 1}" for number in range(forecast.peers))
     names = seen.names if len(seen.names) == forecast.peers else numbered
-    return Question(forecast, asked["utilisation"], tokens, names, tuple(notes))
+    return Question(forecast, advise(forecast, asked["utilisation"], tokens), tokens, names, tuple(notes))
 
 
 def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:

@@ -20,7 +20,6 @@ from p2p_diloco.cli.plan.inputs import Asked, Question, question
 from p2p_diloco.errors import ConfigError, UsageError, reason
 from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.observe.plot import Curve, Moment, Plot
-from p2p_diloco.planning.advice import Advice, advise
 from p2p_diloco.planning.forecast import Course, Forecast
 
 SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
@@ -40,7 +39,6 @@ def answer(
         UsageError, ConfigError: an input is missing or can't be used. NoBootstrapReached: no peer of the run answers.
     """
     asks = question(asked, settings, config_file)
-    advice = advise(asks.forecast, asks.wanted, asks.tokens)
     if png is not None:
         try:
             plot_of(asks).png(png)
@@ -52,13 +50,13 @@ def answer(
             raise ConfigError(f"can't be written ({why})", key="--png", value=png, mend="name another file") from None
         typer.echo(f"wrote {png}", err=True)
     if as_json:
-        typer.echo(json.dumps(as_object(asks, advice), indent=2))
+        typer.echo(json.dumps(as_object(asks), indent=2))
     else:
         width = get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
-        typer.echo("\n".join(drawn(asks, advice, width)))
+        typer.echo("\n".join(drawn(asks, width)))
 
 
-def as_object(question: Question, advice: Advice) -> dict[str, Any]:
+def as_object(question: Question) -> dict[str, Any]:
     """The forecast as one JSON object; docs/planning.md describes every field."""
     forecast, names = question.forecast, question.names
     return {
@@ -87,7 +85,7 @@ def as_object(question: Question, advice: Advice) -> dict[str, Any]:
         },
         "memory_bytes": forecast.memory._asdict(),
         "ways": {key: _way(course, question.tokens) for key, course in forecast.ways.items()},
-        "advice": asdict(advice),
+        "advice": asdict(question.advice),
     }
 
 
@@ -109,9 +107,9 @@ def _unit(forecast: Forecast) -> str:
 # -- for people
 
 
-def drawn(question: Question, advice: Advice, width: int) -> Iterator[str]:
+def drawn(question: Question, width: int) -> Iterator[str]:
     """The whole answer, in lines of at most `width` columns."""
-    forecast = question.forecast
+    forecast, advice = question.forecast, question.advice
     yield headline(question)
     yield from (f"  {note}" for note in question.notes)
     yield ""
@@ -126,7 +124,7 @@ def drawn(question: Question, advice: Advice, width: int) -> Iterator[str]:
         for one in advice.codecs
     ]
     yield from _columns([("codec", "reply_codec", "bytes a parameter", "exchange", "smallest H"), *choices])
-    marked = [("•", line) for line in advices(question, advice)] + [("!", line) for line in advice.warnings]
+    marked = [("•", line) for line in advices(question)] + [("!", line) for line in advice.warnings]
     for mark, line in marked:
         yield fill(line, width - 1, initial_indent=f"  {mark} ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
@@ -201,9 +199,9 @@ def verdict(forecast: Forecast) -> str:
     return f"Together {gain:.2f} times as much as the fastest peer alone, of {best:.2f} possible."
 
 
-def advices(question: Question, advice: Advice) -> Iterator[str]:
+def advices(question: Question) -> Iterator[str]:
     """The advice as sentences, for two peers or more."""
-    run, how = question.forecast.run, advice.streaming
+    run, advice, how = question.forecast.run, question.advice, question.advice.streaming
     if question.forecast.utilisation >= advice.wanted:
         yield f"H={run.sync_every} is enough: the smallest that suffices is {advice.sync_every:,}."
     else:
