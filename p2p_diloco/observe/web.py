@@ -162,9 +162,9 @@ class Controls:
         return f"revision {made.revision.number}: {made.told}; known by {', '.join(made.known_by) or 'no peer yet'}"
 
 
-def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
-    """The dashboard as an ASGI application. `controls`: None: the dashboard only shows the run."""
-    offered = json.dumps({"controls": controls.offered if controls else ()})
+def application(feed: Feed, door: Door, controls: Controls) -> ASGIApp:
+    """The dashboard as an ASGI application."""
+    offered = json.dumps({"controls": controls.offered})
     page = files("p2p_diloco.observe").joinpath("page.html").read_text(encoding="utf-8")
 
     def index(request: Request) -> Response:
@@ -178,9 +178,9 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
         return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=HEADERS)
 
     async def change(request: Request) -> Response:
-        objection = _objection_to_a_wish(request)
-        if objection is not None or controls is None:
-            return objection or PlainTextResponse("this dashboard only shows the run", 403)
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
+            return PlainTextResponse("another page asked for this", 403)  # this page's script can't have made it
         try:
             return JSONResponse({"done": await controls.carry_out(await request.json())}, headers=HEADERS)
         except (P2PDilocoError, ValueError, RecursionError, ClientDisconnect) as error:
@@ -189,14 +189,6 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
 
     routes = [Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])]
     return door.before(Starlette(routes=routes))
-
-
-def _objection_to_a_wish(request: Request) -> Response | None:
-    """The refusal of a request that this page's own script can't have made; None for any other request."""
-    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
-        return PlainTextResponse("another page asked for this", 403)
-    return None
 
 
 class Server(uvicorn.Server):
