@@ -140,8 +140,8 @@ def _put_out_and_tell(name: str, key_file: Path, flags: Mapping[str, Any], *, as
     return made
 
 
-async def put_out(name: str, key_file: Path, addresses: Sequence[str] = ()) -> PutOut:
-    """Revoke the invitation that `kick` means by `name`. `addresses`: of the run's peers; by default those of the
+async def put_out(name: str, key_file: Path, addresses: Sequence[str]) -> PutOut:
+    """Revoke the invitation that `kick` means by `name`. `addresses`: of the run's peers; if empty, those of the
     invitation beside the key."""
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import Issued, founders_own
