@@ -128,9 +128,7 @@ def _plain(lives: Sequence[Life], history: Ordered, story: Story) -> dict[str, o
         "began": history.began,
         "peers": sorted({life.peer for life in lives}),
         "lines": [{"time": line.time, "kind": line.kind, "text": str(line)} for line in story.lines],
-        "rounds": [
-            {**asdict(one), "took": one.took, "why": [hop._asdict() for hop in one.why]} for one in story.rounds
-        ],
+        "rounds": [{**asdict(one), "took": one.took} for one in story.rounds],
     }
 
 

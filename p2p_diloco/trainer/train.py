@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -53,20 +53,14 @@ Stopped = Literal["finished", "steps", "interrupted", "terminated"]
 log = logging.getLogger("p2p_diloco.trainer")
 
 
-def main(
-    run_config: Mapping[str, object],
-    peer_config: PeerConfig,
-    trainer_config: TrainerConfig,
-    text: Text | None = None,
-) -> int:
+def main(run: RunConfig, local: PeerConfig, config: TrainerConfig, text: Text | None = None) -> int:
     """Train until the run ends, this peer has made `steps` inner steps, or a signal comes. Return the exit status.
 
-    `run_config`: the run's settings that were given. `text`: the text that `data` names, if it has been read already.
+    `text`: the text that `data` names, if it has been read already.
 
     Raises:
         ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
     """
-    run, config = RunConfig.model_validate(dict(run_config)), trainer_config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     text = text or load_text(config.data)
@@ -86,7 +80,7 @@ def main(
                     log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
                     warm_start(model, warm_batches, config.warm_start, config)
                 optimizer = new_optimizer(model, config)
-                with Peer(model, optimizer, config=run, local=peer_config) as peer:
+                with Peer(model, optimizer, config=run, local=local) as peer:
                     content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
                     batches = draw(content, key=peer.peer_id)
                     stopped = train(model, optimizer, peer, batches, config, progress)

@@ -211,7 +211,7 @@ def test_the_warm_start_is_made_before_the_run_is_founded(text_file: Path, fake_
     fake_network.options = {"ends_at_epoch": 1}
     weights = []
     for _ in range(2):
-        assert main({"sync_every": 2}, PeerConfig(), config) == 0
+        assert main(RunConfig(sync_every=2), PeerConfig(), config) == 0
         weights.append(fake_network.weights)
     cold = GPT(GPTConfig(1, 16, 2, 16)).state_dict()
     for name, value in cold.items():
@@ -225,7 +225,7 @@ def test_the_run_gets_the_settings_that_were_given(text_file: Path, fake_network
     fake_network.options = {"ends_at_epoch": 1}
     peer_config = PeerConfig(run_id="my-run", name="alice")
     config = TINY.model_copy(update={"data": text_file})
-    assert main({"sync_every": 2}, peer_config, config) == 0
+    assert main(RunConfig(sync_every=2), peer_config, config) == 0
     assert fake_network.given["config"].given == {"sync_every": 2}
     assert fake_network.given["local"] is peer_config
     assert fake_network.made.left_with is None
@@ -251,7 +251,7 @@ def test_a_signal_leaves_the_run(
     before = signal.getsignal(signal.SIGTERM)
     fake_network.options = {"on_report": interrupt}
     config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 50})
-    assert main({}, PeerConfig(), config) == status
+    assert main(RunConfig(), PeerConfig(), config) == status
     assert isinstance(fake_network.made.left_with, type)
     assert issubclass(fake_network.made.left_with, KeyboardInterrupt)
     summary = json.loads(capsys.readouterr().out)
@@ -280,7 +280,7 @@ def test_training_alone_learns_real_text(
         num_shards=1,
         summary_json=True,
     )
-    assert main({"sync_every": 20, "stop_after_epochs": 4}, PeerConfig(), config) == 0
+    assert main(RunConfig(sync_every=20, stop_after_epochs=4), PeerConfig(), config) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["stopped"] == "finished"
     assert (summary["steps"], summary["global_step"], summary["epoch"]) == (80, 80, 4)
@@ -312,7 +312,7 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     def part_of(peer_id: str, **own: Any) -> bytes:
         fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
         config = TINY.model_copy(update={"data": tmp_path, "steps": 1, **own})
-        assert main({"sync_every": 1}, PeerConfig(), config) == 0
+        assert main(RunConfig(sync_every=1), PeerConfig(), config) == 0
         return drawn[peer_id]
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Batches", batches)
@@ -338,7 +338,7 @@ def test_what_can_not_be_used_is_said_before_the_run_is_joined(
 ) -> None:
     config = TINY.model_copy(update={"data": text_file, key: value})
     with pytest.raises(ConfigError, match=sentence):
-        main({}, PeerConfig(), config)
+        main(RunConfig(), PeerConfig(), config)
     assert fake_network.made is None
 
 
