@@ -173,15 +173,15 @@ def links_of(text: str | None, peers: int) -> Links:
     if text is None:
         return Links()
     rates, *more = text.split(":")
-    mbit = tuple(number(each, RATES) for each in rates.split(","))
+    mbit = tuple(number(each, RATES) or 0.0 for each in rates.split(","))
     if any(each < SLOWEST_MBIT for each in mbit):
         raise UsageError("is no speed of a link", key="--link", value=text, mend="write e.g. 100mbit, 1gbit or 500kbit")
-    rtt_s = number(more[0], TIMES) if more else 0.0
+    rtt_s = (number(more[0], TIMES) if more else None) or 0.0
     if more and not 0 < rtt_s <= RTT_S_MAX:
         wrong = f"has no round trip time of at most {RTT_S_MAX:g} s after its first colon"
         mend = "write e.g. 100mbit:80ms, or 100mbit,20mbit:80ms: one time for any two machines, after all speeds"
         raise UsageError(wrong, key="--link", value=text, mend=mend)
-    loss = number(more[1], _PARTS) if more[1:] else 0.0
+    loss = (number(more[1], _PARTS) if more[1:] else None) or 0.0
     if more[2:] or (more[1:] and not 0 < loss <= LOSS_MAX):
         wrong = f"has no loss of at most {LOSS_MAX:.0%} after its second colon"
         raise UsageError(wrong, key="--link", value=text, mend="write e.g. 100mbit:80ms:0.4%")

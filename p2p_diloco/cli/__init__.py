@@ -40,29 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def carry_out(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code. An error is written to stderr as one sentence."""
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
-        return _called(arguments, "--debug" in ours)
-    except P2PDilocoError as error:
-        from p2p_diloco.cli.flags import as_flag
-
-        return _told(error.spelled(as_flag), error.exit_code, "--debug" in ours)
+        return _called(arguments)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has closed the pipe, which is no error: `status | head`
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # a user sees one sentence after any exception
-        if isinstance(error, ModuleNotFoundError) and (missing := left_out(error)) is not None:
-            return _told(missing.sentence, missing.exit_code, "--debug" in ours)
-        fault = f"{type(error).__name__}: {error}".rstrip(": ")
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = error.filename or "the output"
-            return _told(f"{what} can't be written ({reason(error)}); make room there", 1, "--debug" in ours)
-        return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
+        if "--debug" in (arguments[: arguments.index("--")] if "--" in arguments else arguments):
+            traceback.print_exc()
+        sentence, code = _told(error)
+        sys.stderr.write(f"p2p-diloco: {sentence}\n")
+        return code
 
 
-def _called(arguments: Sequence[str], debug: bool) -> int:
+def _called(arguments: Sequence[str]) -> int:
     import typer  # loaded only now, because signals are handled already
 
     from p2p_diloco.cli.app import app
@@ -71,18 +64,23 @@ def _called(arguments: Sequence[str], debug: bool) -> int:
         code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
     except typer.Abort:  # what older versions of typer make of a KeyboardInterrupt; newer ones return 130
         return INTERRUPTED
-    except Exception as error:
-        if hasattr(error, "format_message"):  # a misused command line: the error's class differs between versions
-            return _told(_sentence(error.format_message()), 2, debug)
-        raise
     return code if isinstance(code, int) else 0
 
 
-def _told(sentence: str, code: int, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    sys.stderr.write(f"p2p-diloco: {sentence}\n")
-    return code
+def _told(error: Exception) -> tuple[str, int]:
+    """The sentence about an error, and its exit code."""
+    if isinstance(error, ModuleNotFoundError):
+        error = left_out(error) or error
+    if isinstance(error, P2PDilocoError):
+        from p2p_diloco.cli.flags import as_flag
+
+        return error.spelled(as_flag), error.exit_code
+    if hasattr(error, "format_message"):  # a misused command line: the error's class differs between versions of typer
+        return _sentence(error.format_message()), 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or 'the output'} can't be written ({reason(error)}); make room there", 1
+    fault = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1
 
 
 def _sentence(text: str) -> str:

@@ -64,7 +64,6 @@ app.command(cls=ListsAndCommand)(data)
 @with_settings(
     (*A_RUN, "host_maddrs", "announce_maddrs", "direct_port", "client_mode", "checkpoint_dir"),
     {**TOLD, "run_id": "The run whose peers are tried; unset: main."},
-    quiet=True,
 )
 def doctor(
     flags: dict[str, Any],

@@ -7,9 +7,8 @@ carries out what the page's buttons ask for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,7 @@ from p2p_diloco.cli.status import (
     METRICS_HOST,
     METRICS_PORT,
     TOKENS_PER_SAMPLE,
-    looks,
-    read_baseline,
-    telling,
+    Watch,
     watched,
 )
 from p2p_diloco.config import PeerConfig
@@ -33,8 +30,6 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import run
 
 if TYPE_CHECKING:
-    from p2p_diloco.observe.feed import Feed
-    from p2p_diloco.observe.snapshot import Snapshot
     from p2p_diloco.observe.web import Controls
 
 log = logging.getLogger(__name__)
@@ -65,20 +60,15 @@ def dashboard(
 
     It only shows the run unless the founder's identity file or the run's key is given.
     """
-    from p2p_diloco.observe.feed import Feed
-
-    beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
-    metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    peer = watched(flags, config)
-    founder = peer.identity_path if "identity_path" in flags else None  # one from a config file is that of a peer
-    controls = _controls(peer, founder, key)
+    watch = watched(flags, config, baseline, baseline_bound, tokens_per_sample)
+    founder = watch.peer.identity_path if "identity_path" in flags else None  # a config file has that of a peer
+    controls = _controls(watch.peer, founder, key)
     if controls.offered and host not in LOOPBACK:
         wrong = "would show other machines a page that can change the run, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
-    feed = Feed()
-    with telling(peer, metrics, beside) as newest:  # first: the link is printed only if this port is free, too
-        run(_serve(host, port, feed, looks(peer, interval, beside, newest, feed.knew), controls))
+    with watch.telling(metrics_host, metrics_port):  # first: the link is printed only if this port is free, too
+        run(_serve(host, port, watch, interval, controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
@@ -101,32 +91,30 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         of_it = RunKey.load(key)
         own = of_it if invitation is not None and of_it.public == invitation.grant.run else None
     asker, invitation = founder_of(invitation, founder, own)
-    kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
-    return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
+
+    async def kick(name: str) -> str:
+        assert key is not None, "it is not offered otherwise"
+        made = await put_out(name, key, peer.initial_peers)
+        left = f"; it can come back with another of these, if it holds one: {made.others}" if made.others else ""
+        return f"{made.told}{left}"
+
+    records = partial(observer, peer.initial_peers, invitation)
+    return Controls(peer.run_id, asker, records, None if key is None else kick)
 
 
-async def _serve(
-    host: str, port: int, feed: Feed, seen_in_turn: AsyncGenerator[Snapshot, None], controls: Controls
-) -> None:
+async def _serve(host: str, port: int, watch: Watch, interval_s: float, controls: Controls) -> None:
+    from p2p_diloco.observe.feed import Feed
     from p2p_diloco.observe.web import Door, Server, application, listening
 
-    async def follow() -> None:
-        async with contextlib.aclosing(seen_in_turn):
-            async for seen in seen_in_turn:
-                feed.saw(seen)
-
+    feed = Feed()
     with listening(host, port) as listener:
         shown = f"http://{host}:{listener.getsockname()[1]}/"
-
-        def tell(token: str) -> None:
-            typer.echo(f"{shown}?token={token}")
-
         if host not in LOOPBACK:
             log.warning("the page is sent unencrypted: anyone between %s and the browser can read it", host)
         log.info("open this link in a browser; it works once, and when it has been used the next link is printed:")
-        app = application(feed, Door(tell), controls)
-        server = Server(app)
-        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(follow())]
+        server = Server(application(feed, Door(lambda token: typer.echo(f"{shown}?token={token}")), controls))
+        follow = watch.follow(feed.saw, interval_s, feed.knew)
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(follow)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -26,7 +26,7 @@ from p2p_diloco.cli.processes import Child, Children, Lines, module
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.observe.figures import bytes_of, figure
-from p2p_diloco.observe.plot import Curve, Moment, text_plot, write_png
+from p2p_diloco.observe.plot import Curve, Moment, Plot
 from p2p_diloco.settings import flag, make_writable_folder
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ Row = Mapping[str, Any]
 """A line of a peer's log: one inner step or one evaluation."""
 RUN_ID, FIRST, NEWCOMER, ALONE = "demo", ("alice", "bob", "carol"), "dave", "alone"
 SYNC_EVERY, WARM_START, CODEC, BYTES_OF_A_PARAMETER = 20, 100, "bf16", 2
-X_LABEL, Y_LABEL = "inner steps of each peer", "held-out loss (nats a byte)"
+TITLE = "Three peers in one run, and one peer alone"
 NO_PNG = 'there is no PNG without matplotlib; for one: pip install "p2p-diloco[plot]"'
 WHOLE_STEPS = {"start_peers": 1, "outer_lr": 1, "outer_momentum": 0, "codec": "fp32", "num_shards": 1, "pause_s": 0}
 """In a run of one peer, an outer step with these settings takes over what the peer has trained: it trains alone."""
@@ -77,18 +77,19 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
         sys.stderr.write(f"p2p-diloco: interrupted; what was written is in {folder}\n")
         return exit_code(interrupt)
     curves = Curve("the run", "●", outcome["swarm_curve"]), Curve("one peer alone", "○", outcome["alone_curve"])
+    plot = Plot(
+        TITLE, "inner steps of each peer", "held-out loss (nats a byte)", 0, outcome["steps"], curves, stage.moments
+    )
     with contextlib.suppress(ImportError):  # without matplotlib there is only the plot as text
-        title, path = "Three peers in one run, and one peer alone", folder / "losses.png"
-        write_png(path, curves, stage.moments, title=title, x_label=X_LABEL, y_label=Y_LABEL)
-        outcome["plot"] = str(path)
+        plot.png(folder / "losses.png")
+        outcome["plot"] = str(folder / "losses.png")
     text = json.dumps(outcome, ensure_ascii=False)
     (folder / "summary.json").write_text(text + "\n", encoding="utf-8")
     if as_json:
         typer.echo(text)
     else:
         console = Console(markup=False, highlight=False)
-        plot = text_plot(curves, stage.moments, outcome["steps"], min(console.width, 78), 12, f"{Y_LABEL} by {X_LABEL}")
-        console.print("", *plot, "", *report(outcome), sep="\n")
+        console.print("", *plot.text(min(console.width, 78), 12), "", *report(outcome), sep="\n")
     return 0 if outcome["digests_equal"] else 1
 
 

@@ -74,13 +74,12 @@ def with_settings(
     helps: Mapping[str, str] | None = None,
     *,
     config: bool = True,
-    quiet: bool = False,
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Decorate a command: give it a flag for each of these fields of `MODELS` (by the help text's panel, if `keys` is a
     mapping), and `--config`, `--logs` and `--debug`. When it is called, logging is set up, and it gets the settings
     that the user gave as `flags`, by key, and with `config` the file as `config`. What it returns is the exit code.
 
-    `helps`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
+    `helps`: a setting's help text, where it means something else here than for a peer.
     """
     panels = keys if isinstance(keys, Mapping) else {"": keys}
     made = [_parameter(key, panel, (helps or {}).get(key)) for panel, of in panels.items() for key in of]
@@ -88,7 +87,7 @@ def with_settings(
 
     def give(command: Callable[..., int | None]) -> Callable[..., int | None]:
         def called(*, logs: str, debug: bool, **values: Any) -> int | None:
-            set_up_logs(logs, debug=debug, quiet=quiet)
+            set_up_logs(logs, debug=debug)
             told = {one.name: values.pop(one.name) for one in made}
             return command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
 

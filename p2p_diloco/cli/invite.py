@@ -10,10 +10,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -21,7 +21,7 @@ from typer import Argument, Option
 from p2p_diloco.cli.flags import FOUNDER, KEY, OUTCOME, with_settings
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
 from p2p_diloco.interrupts import run
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def revoke(
     path = key or only_key()
     shared_invitation(path)  # raises ConfigError, for instance for a mistyped path
     _checked(Issued.beside(path), name)  # raises UsageError
-    _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
+    _put_out_and_tell(name, path, flags, as_json=as_json)
 
 
 @with_settings(("initial_peers",), FOUNDER, config=False)
@@ -111,67 +111,51 @@ def kick(
     Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
     the peer of that name has come, if no other peer uses it.
     """
-    from p2p_diloco.net.certificates import is_run_key
-    from p2p_diloco.net.invited import Issued
-
-    if key is None and not any(is_run_key(path) for path in Path().glob("*.key")):
-        wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
-        wrong += "also one that comes back under another id"
-        raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
-    path = key or only_key()
-    try:
-        name = _put_out_and_tell(name, path, flags.get("initial_peers", ()), as_json=as_json)
-    except NoBootstrapReached:
-        _checked(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
-        raise
-    if left := _other_ways_in(Issued.beside(path), name):
+    made = _put_out_and_tell(name, key or only_key(), flags, as_json=as_json)
+    if made.others:
         log.warning(
             "a kicked peer that also holds one of these invitations can come back with it: %s; revoke that one, and "
             "give its other holders a new one",
-            left,
+            made.others,
         )
 
 
-def _put_out_and_tell(name: str, key_file: Path, initial_peers: Sequence[str], *, as_json: bool) -> str:
-    """Put out as `_put_out` does, and print it. Returns the name of the invitation."""
+class PutOut(NamedTuple):
+    """What was revoked: the invitation `name`, with the `ids` of its grants. `others`: the names of invitations with
+    which its holders may come back."""
+
+    name: str
+    ids: list[bytes]
+    told: str
+    others: str
+
+
+def _put_out_and_tell(name: str, key_file: Path, flags: Mapping[str, Any], *, as_json: bool) -> PutOut:
     shared = shared_invitation(key_file)
-    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
+    addresses = PeerConfig(**flags).initial_peers or shared.addresses
     check_initial_peers(addresses)
-    name, ids, banned = run(_put_out(name, key_file, addresses))
-    if as_json:
-        typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
-    else:
-        typer.echo(
-            f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
-        )
-    return name
+    made = run(put_out(name, key_file, addresses))
+    told = {"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in made.ids]}
+    typer.echo(json.dumps(told) if as_json else made.told)
+    return made
 
 
-async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
-    """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
-    from p2p_diloco.net.invited import Issued
-
-    name, _, _ = await _put_out(name, key_file, initial_peers or shared_invitation(key_file).addresses)
-    others = _other_ways_in(Issued.beside(key_file), name)
-    return f"revoked {name}" + (
-        f"; it can come back with another of these, if it holds one: {others}" if others else ""
-    )
-
-
-async def _put_out(name: str, key_file: Path, addresses: Sequence[str]) -> tuple[str, list[bytes], int]:
-    """Revoke the invitation that `kick` means by `name`. Returns its name, the ids of its grants, and how many are
-    revoked in all."""
+async def put_out(name: str, key_file: Path, addresses: Sequence[str]) -> PutOut:
+    """Revoke the invitation that `kick` means by `name`. `addresses`: of the run's peers; if empty, those of the
+    invitation beside the key."""
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import Issued, founders_own
     from p2p_diloco.observe.snapshot import observer
 
     key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
     own = founders_own(shared.run_id, key)
-    async with observer(addresses, own) as dht:
+    async with observer(addresses or shared.addresses, own) as dht:
         if not _grants(issued, name):
             name = await _invitation_of(dht, shared.run_id, name, issued)
         ids = _grants(issued, name)
-        return name, ids, await _revoke(dht, own, key, issued, ids)
+        banned = await _revoke(dht, own, key, issued, ids)
+    told = f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
+    return PutOut(name, ids, told, _other_ways_in(issued, name))
 
 
 def _grants(issued: Issued, name: str) -> list[bytes]:
@@ -256,8 +240,8 @@ def only_key() -> Path:
 
     found = [path for path in sorted(Path().glob("*.key")) if is_run_key(path)]
     if len(found) != 1:
-        wrong = f"is needed: this folder has {len(found)} run keys"
-        raise UsageError(wrong, key="--key", mend="name the .key file that the run's founder wrote")
+        mend = "name the .key file that the run's founder wrote; an open run has none, and lets every peer in"
+        raise UsageError(f"is needed: this folder has {len(found)} run keys", key="--key", mend=mend)
     return found[0]
 
 

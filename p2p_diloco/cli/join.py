@@ -87,7 +87,7 @@ def join(
     os.environ.update(sleeping_threads(os.environ))  # before torch is loaded
     from p2p_diloco.trainer.train import main
 
-    return main(run.given, peer, trainer, text)
+    return main(run, peer, trainer, text)
 
 
 def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> int:

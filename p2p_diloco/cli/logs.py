@@ -40,9 +40,9 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
-    """Log to stderr from level INFO on. For this package the level is DEBUG with `debug`, else ERROR with `quiet`; for
-    Hivemind it is WARNING. `form` auto: rich on a terminal unless NO_COLOR is set, else plain.
+def set_up_logs(form: str, *, debug: bool = False) -> None:
+    """Log to stderr from level INFO on. For this package the level is DEBUG with `debug`; for Hivemind it is WARNING.
+    `form` auto: rich on a terminal unless NO_COLOR is set, else plain.
 
     Raises:
         UsageError: `form` is not one of auto, rich, plain, json.
@@ -52,7 +52,7 @@ def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
     if form == "auto":
         form = "rich" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "plain"
     logging.basicConfig(handlers=[_destination(form)], level=logging.INFO, force=True)
-    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.INFO)
+    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("hivemind").setLevel(logging.WARNING)
 
 

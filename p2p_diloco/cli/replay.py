@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def replay(
     With [bold]--check[/bold] the exit code is 1 if a history does not lead to the recorded effects.
     """
     from p2p_diloco.history.order import ordered
+    from p2p_diloco.history.reading import check as played
     from p2p_diloco.history.reading import naming, read
     from p2p_diloco.history.story import Story
 
@@ -56,54 +58,41 @@ def replay(
     lives = read(paths or [state_folder() / "history"], run_id)
     named = naming(lives)
     if check:
-        return _check(lives, named)
+        told = [played(life) for life in lives]
+        for life, (done, why) in zip(lives, told, strict=True):
+            said = f"{life.peer}, started {_utc(life.head.started)}: {done} of {len(life.entries)} events led to the "
+            gap = f" ({life.gap})" if life.gap else ""
+            typer.echo(named(f"{said}recorded effects{'; ' * bool(why)}{why}{gap}"))
+        return int(any(why for _, why in told))
     history = ordered(lives)
-    if events:
-        _echo(_events(history, named, peer))
-        return 0
-    story = Story(history.entries, len(lives[-1].head.rules.fragments))
+    story = Story([] if events else history.entries, len(lives[-1].head.rules.fragments))
     width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
-    if as_json:
-        typer.echo(named(json.dumps(_plain(lives, history, story))))
+    if events:
+        lines = _events(history, named, peer)
+    elif as_json:
+        lines = iter([json.dumps(_plain(lives, history, story))])
     elif epoch is not None:
-        _echo(_round(history, story, epoch, named))
+        lines = _round(history, story, epoch)
     else:
-        _echo([*_head(lives, history, named), *story.text(named, width)])
+        lines = chain(_head(lives, history), story.text(named, width))
+    for line in lines:
+        typer.echo(named(line))
     return 0
 
 
-def _echo(lines: Iterator[str] | Sequence[str]) -> None:
-    for line in lines:
-        typer.echo(line)
-
-
-def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
-    """Play each history again, and print the outcome."""
-    from p2p_diloco.history.reading import check
-
-    whole = True
-    for life in lives:
-        played, why = check(life)
-        whole &= not why
-        said = f"{played} of {len(life.entries)} events led to the recorded effects"
-        said = f"{life.peer}, started {_utc(life.head.started)}: {said}" + (f"; {why}" if why else "")
-        typer.echo(named(said + (f" ({life.gap})" if life.gap else "")))
-    return 0 if whole else 1
-
-
-def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) -> Iterator[str]:
+def _head(lives: Sequence[Life], history: Ordered) -> Iterator[str]:
     peers, last = len({life.peer for life in lives}), history.entries[-1].time if history.entries else 0.0
     count = f"{peers} {'history' if peers == 1 else 'histories'}"
     yield f"run {lives[0].head.run_id}: {count}, {last:.1f} s since {_utc(history.began)}"
     for life in lives:
         if life.first != 1:
-            yield named(f"{life.peer}: its first files are gone, so the story lacks its beginning")
+            yield f"{life.peer}: its first files are gone, so the story lacks its beginning"
         if life.gap:
-            yield named(f"{life.peer}: {life.gap}")
+            yield f"{life.peer}: {life.gap}"
     for peer, shift in history.shifts.items():
         if abs(shift) > SHIFT_S:
             way = "behind" if shift > 0 else "ahead"
-            yield named(f"the clock of {peer} is {abs(shift):.2f} s {way}, by its messages; its times are put right")
+            yield f"the clock of {peer} is {abs(shift):.2f} s {way}, by its messages; its times are put right"
 
 
 def _events(history: Ordered, named: Callable[[str], str], peer: str | None) -> Iterator[str]:
@@ -111,13 +100,13 @@ def _events(history: Ordered, named: Callable[[str], str], peer: str | None) -> 
     for entry in history.entries:
         if peer is None or peer in (entry.peer, named(entry.peer)):
             found = True
-            yield from map(named, entry.lines())
+            yield from entry.lines()
     if not found:
         names = ", ".join(sorted({named(entry.peer) for entry in history.entries}))
         raise UsageError("has no history here", key="--peer", value=peer, mend=f"choose {names}")
 
 
-def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], str]) -> Iterator[str]:
+def _round(history: Ordered, story: Story, epoch: int) -> Iterator[str]:
     found = [one for one in story.rounds if one.epoch == epoch]
     if not found:
         last = max((one.epoch for one in story.rounds), default=0)
@@ -127,8 +116,8 @@ def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], st
         yield f"from {one.began:.2f} s to {one.ended:.2f} s after {_utc(history.began)}"
         yield "what led to it, from its beginning to its end:"
         for hop in one.why:
-            yield named(f"{hop.since - one.began:8.2f} to {hop.until - one.began:.2f} s  {hop.text}")
-        late = [f"{named(peer)} {when - one.ended:.2f} s" for peer, when in one.done.items() if when > one.ended]
+            yield f"{hop.since - one.began:8.2f} to {hop.until - one.began:.2f} s  {hop.text}"
+        late = [f"{peer} {when - one.ended:.2f} s" for peer, when in one.done.items() if when > one.ended]
         yield f"the others had the result later: {', '.join(late) or 'none of them has it'}"
 
 
@@ -139,9 +128,7 @@ def _plain(lives: Sequence[Life], history: Ordered, story: Story) -> dict[str, o
         "began": history.began,
         "peers": sorted({life.peer for life in lives}),
         "lines": [{"time": line.time, "kind": line.kind, "text": str(line)} for line in story.lines],
-        "rounds": [
-            {**asdict(one), "took": one.took, "why": [hop._asdict() for hop in one.why]} for one in story.rounds
-        ],
+        "rounds": [{**asdict(one), "took": one.took} for one in story.rounds],
     }
 
 

@@ -47,17 +47,11 @@ def set_values(flags: dict[str, Any], config: Path | None, wait: float = WAIT, a
     """
     from p2p_diloco.observe.revise import revise
 
-    values = given(RunConfig, flags)
-    if not values:
+    if not (values := given(RunConfig, flags)):
         raise UsageError("there is nothing to set", mend="give e.g. --outer-lr 0.5; `p2p-diloco set --help` lists all")
     wanted = RunConfig.model_validate(values).given
-    checked = {key: wanted[key] for key in values}
-    run_id, outcome = _change(lambda dht, run_id, asker: revise(dht, run_id, asker, checked, wait), flags, config)
-    _tell(run_id, outcome, " ".join(_shown(key, outcome.settings[key]) for key in checked), as_json=as_json)
-    if not outcome.news:
-        log.info("the run has these values already: nothing was changed")
-    elif not outcome.adopted_by:
-        log.info("each fragment of the run adopts the new values with its next commit")
+    changes = {key: wanted[key] for key in values}
+    _change(lambda dht, run_id, asker: revise(dht, run_id, asker, changes, wait), flags, config, as_json=as_json)
 
 
 @with_settings(_THE_RUN, FOUNDER)
@@ -74,10 +68,7 @@ def stop(
     """
     from p2p_diloco.observe.revise import stop as end
 
-    run_id, outcome = _change(lambda dht, run_id, asker: end(dht, run_id, asker, wait, save=save), flags, config)
-    _tell(run_id, outcome, f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}", as_json=as_json)
-    if not outcome.news:
-        log.info("the run ends at this epoch already: nothing was changed")
+    _change(lambda dht, run_id, asker: end(dht, run_id, asker, wait, save=save), flags, config, as_json=as_json)
 
 
 @with_settings(_THE_RUN, FOUNDER)
@@ -85,13 +76,11 @@ def save(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json
     """Let all peers that have a checkpoint folder save after the next commit. Only the run's founder may do this."""
     from p2p_diloco.observe.revise import save as keep
 
-    run_id, outcome = _change(lambda dht, run_id, asker: keep(dht, run_id, asker, wait), flags, config)
-    saved = f"being saved by {', '.join(outcome.saved_by)}"
-    _tell(run_id, outcome, saved if outcome.saved_by else "each peer saves after its next commit", as_json=as_json)
+    _change(lambda dht, run_id, asker: keep(dht, run_id, asker, wait), flags, config, as_json=as_json)
 
 
-def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> tuple[str, Outcome]:
-    """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
+def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, *, as_json: bool) -> None:
+    """Read the flags and the identity, ask for the change, and print the outcome: one line, or one JSON object."""
     from p2p_diloco.net.invited import key_of, read_invitation
     from p2p_diloco.observe.snapshot import observer
 
@@ -112,7 +101,21 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> 
         async with observer(peer.initial_peers, own) as dht:
             return await ask(dht, peer.run_id, asker)
 
-    return peer.run_id, run(asked())
+    outcome = run(asked())
+    number = outcome.revision.number
+    told: dict[str, object] = {
+        "schema_version": 1,
+        "run_id": peer.run_id,
+        "revision": number,
+        **outcome.settings,
+        "news": outcome.news,
+    }
+    told |= {"known_by": outcome.known_by, "adopted_by": outcome.adopted_by, "saved_by": outcome.saved_by}
+    typer.echo(json.dumps(told) if as_json else f"run {peer.run_id}, revision {number}: {outcome.told}")
+    if not outcome.news:
+        log.info("it is so already: nothing was changed")
+    elif not outcome.adopted_by:
+        log.info("each fragment of the run adopts this with its next commit")
 
 
 def founder_of(
@@ -130,20 +133,3 @@ def founder_of(
         invitation = founders_own(invitation.run_id, key)
     signs = key if identity is None else read_key(identity)
     return None if signs is None else Asker(signs, run_key), invitation
-
-
-def _tell(run_id: str, outcome: Outcome, text: str, *, as_json: bool) -> None:
-    """Print the outcome: one line, or one JSON object."""
-    number = outcome.revision.number
-    if not as_json:
-        typer.echo(f"run {run_id}, revision {number}: {text}")
-        return
-    peers = {"known_by": outcome.known_by, "adopted_by": outcome.adopted_by, "saved_by": outcome.saved_by}
-    told = {"schema_version": 1, "run_id": run_id, "revision": number, **outcome.settings, "news": outcome.news}
-    typer.echo(json.dumps({**told, **peers}))
-
-
-def _shown(key: str, value: float | None) -> str:
-    if value is None:
-        return f"{key}=none"
-    return f"{key}={value}" if isinstance(value, int) else f"{key}={value:g}"

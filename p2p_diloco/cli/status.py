@@ -10,7 +10,8 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,149 +67,137 @@ def status(
     metrics_host: str = METRICS_HOST,
 ) -> int:
     """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
-    beside = read_baseline(baseline, baseline_bound, tokens_per_sample)
-    metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    peer = watched(flags, config)
+    watch = watched(flags, config, baseline, baseline_bound, tokens_per_sample)
     if check:
-        return run(_check(looks(peer, None, beside, []), stall_rounds, as_json=as_json))
-    with telling(peer, metrics, beside) as newest:
-        seen_in_turn = looks(peer, None if once else interval, beside, newest)
+        return run(_check(watch, stall_rounds, as_json=as_json))
+    with watch.telling(metrics_host, metrics_port):
         if as_json or once or not sys.stdout.isatty():
-            run(_print(seen_in_turn, as_json=as_json))
+            run(_print(watch, None if once else interval, as_json=as_json))
         else:
-            run(_browse(seen_in_turn))
+            run(_browse(watch, interval))
     return 0
 
 
-async def _print(seen_in_turn: AsyncGenerator[Snapshot, None], *, as_json: bool) -> None:
+async def _print(watch: Watch, interval_s: float | None, *, as_json: bool) -> None:
     """Print each snapshot."""
     from p2p_diloco.observe.view import lines
 
-    async with contextlib.aclosing(seen_in_turn):
-        async for seen in seen_in_turn:
-            typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))
+    await watch.follow(lambda seen: typer.echo(seen.to_json() if as_json else "\n".join(lines(seen))), interval_s)
 
 
-async def _check(seen_in_turn: AsyncGenerator[Snapshot, None], stall_rounds: float, *, as_json: bool) -> int:
+async def _check(watch: Watch, stall_rounds: float, *, as_json: bool) -> int:
     """Print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0."""
     from p2p_diloco.observe.check import faults
 
     logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
-    async with contextlib.aclosing(seen_in_turn):
-        found = [fault async for seen in seen_in_turn for fault in faults(seen, stall_rounds)]
+    found: list[str] = []
+    await watch.follow(lambda seen: found.extend(faults(seen, stall_rounds)))
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
         typer.echo(line)
     return 1 if found else 0
 
 
-def read_baseline(path: Path | None, bound: float, tokens_per_sample: float | None) -> Baseline | None:
-    """The baseline in a file; None: no file was named."""
-    if path is None:
-        return None
-    from p2p_diloco.observe.baseline import Baseline
-
-    return Baseline.read(path, bound, tokens_per_sample)
-
-
-def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig:
-    """The settings with which to look at a run, some of whose peers answer.
-
-    Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
-    """
-    _, peer = settings_of(flags, config_file)
-    check_initial_peers(peer.initial_peers)
-    return peer
-
-
-async def _browse(seen_in_turn: AsyncGenerator[Snapshot, None]) -> None:
+async def _browse(watch: Watch, interval_s: float) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
     from p2p_diloco.observe.browsing import Browsing, keys
     from p2p_diloco.observe.view import page
 
-    over = asyncio.Event()
-    newest: list[Snapshot] = []
     browsing = Browsing() if sys.stdin.isatty() else None
-
     with Live(auto_refresh=False) as live, above(live.console):
 
-        def show() -> None:
-            live.update(page(newest[-1], browsing, live.console.height), refresh=True)
-
-        async def follow() -> None:
-            async with contextlib.aclosing(seen_in_turn):
-                async for seen in seen_in_turn:
-                    newest[:] = [seen]
-                    show()
+        def show(seen: Snapshot) -> None:
+            live.update(page(seen, browsing, live.console.height), refresh=True)
 
         def press(key: str) -> None:
-            if browsing is not None and newest:
-                browsing.press(key, newest[-1].peers)
-                over.set() if browsing.over else show()
+            if browsing is not None and watch.newest is not None:
+                browsing.press(key, watch.newest.peers)
+                follows.cancel() if browsing.over else show(watch.newest)
 
-        with keys(press):
-            quits, follows = asyncio.create_task(over.wait()), asyncio.create_task(follow())
-            try:
-                await asyncio.wait({quits, follows}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                quits.cancel()
-                follows.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await follows
+        follows = asyncio.create_task(watch.follow(show, interval_s))
+        with keys(press), contextlib.suppress(asyncio.CancelledError):
+            await follows
 
 
-@contextlib.contextmanager
-def telling(peer: PeerConfig, metrics: tuple[str, int] | None, baseline: Baseline | None) -> Iterator[list[Snapshot]]:
-    """Within the block, Prometheus, at the address and port `metrics` (None: nowhere), and the OTLP endpoint get the
-    snapshot in the yielded list, and how it compares with the `baseline`.
+# -- what `dashboard` does, too
+
+
+@dataclass(slots=True)
+class Watch:
+    """A run that is looked at from outside, and the baseline with which it is compared."""
+
+    peer: PeerConfig
+    baseline: Baseline | None = None
+    newest: Snapshot | None = None
+
+    @contextlib.contextmanager
+    def telling(self, host: str, port: int | None) -> Iterator[None]:
+        """Within the block, Prometheus, at this address (port None: nowhere), and the OTLP endpoint get the newest
+        snapshot, and how it compares with the baseline.
+
+        Raises:
+            ConfigError: the address or the endpoint can't be used.
+        """
+        if port is None and self.peer.otlp_endpoint is None:
+            yield
+            return
+        from p2p_diloco.node.metrics import PeersCollector, told
+
+        peers = PeersCollector(self.peer.run_id, lambda: self.newest.peers if self.newest else ())
+        baseline = [self.baseline] if self.baseline else []
+        with told(None if port is None else (host, port), self.peer.otlp_endpoint, peers, *baseline):
+            yield
+
+    async def follow(
+        self,
+        saw: Callable[[Snapshot], None],
+        interval_s: float | None = None,
+        knew: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
+    ) -> None:
+        """Look at the run every `interval_s` seconds (None: once), and hand each snapshot to `saw`. `knew` is called
+        before with the curves of the run's peers up to now, by peer id."""
+        from p2p_diloco.net.invited import read_invitation
+        from p2p_diloco.node import curves
+        from p2p_diloco.observe.snapshot import look, observer
+
+        peer = self.peer
+        invitation = None if peer.invite is None else read_invitation(peer)
+        async with observer(peer.initial_peers, invitation) as dht:
+            seen = await look(dht, peer.run_id)
+            if invitation is None:
+                await _warn(peer, seen, dht)
+            if knew is not None:
+                knew(await curves.read(dht, peer.run_id, seen.time))
+            while True:
+                self.newest = seen if self.baseline is None else self.baseline.beside(seen)
+                saw(self.newest)
+                if interval_s is None:
+                    return
+                await asyncio.sleep(interval_s)
+                seen = await look(dht, peer.run_id)
+
+
+def watched(
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    baseline: Path | None,
+    bound: float,
+    tokens_per_sample: float | None,
+) -> Watch:
+    """The run that the flags name, some of whose peers answer, and the baseline in a file.
 
     Raises:
-        ConfigError: the address or the endpoint can't be used.
+        UsageError, ConfigError: the flags or the file can't be used. NoBootstrapReached: no peer answers.
     """
-    newest: list[Snapshot] = []
-    if metrics is None and peer.otlp_endpoint is None:
-        yield newest
-        return
-    from p2p_diloco.node.metrics import PeersCollector, told
+    beside = None
+    if baseline is not None:
+        from p2p_diloco.observe.baseline import Baseline
 
-    peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
-    with told(metrics, peer.otlp_endpoint, peers, *([baseline] if baseline else [])):
-        yield newest
-
-
-async def looks(
-    peer: PeerConfig,
-    interval_s: float | None,
-    baseline: Baseline | None,
-    newest: list[Snapshot],
-    past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
-) -> AsyncGenerator[Snapshot, None]:
-    """Yield a snapshot of a run every `interval_s` seconds (None: only one), compared with the `baseline` if there is
-    one. `newest` then has the last one alone.
-
-    `past`: is called before the first one, with the curves of the run's peers up to now, by peer id. Whoever iterates
-    closes it (`contextlib.aclosing`), so that it leaves the DHT before the loop ends.
-    """
-    from p2p_diloco.net.invited import read_invitation
-    from p2p_diloco.node import curves
-    from p2p_diloco.observe.snapshot import look, observer
-
-    invitation = None if peer.invite is None else read_invitation(peer)
-    async with observer(peer.initial_peers, invitation) as dht:
-        seen = await look(dht, peer.run_id)
-        if invitation is None:
-            await _warn(peer, seen, dht)
-        if past is not None:
-            past(await curves.read(dht, peer.run_id, seen.time))
-        while True:
-            newest[:] = [seen if baseline is None else baseline.beside(seen)]
-            yield newest[0]
-            if interval_s is None:
-                return
-            await asyncio.sleep(interval_s)
-            seen = await look(dht, peer.run_id)
+        beside = Baseline.read(baseline, bound, tokens_per_sample)
+    _, peer = settings_of(flags, config_file)
+    check_initial_peers(peer.initial_peers)
+    return Watch(peer, beside)
 
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:

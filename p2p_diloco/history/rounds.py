@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core import messages as m
@@ -29,7 +29,8 @@ WORK = {
 """What a peer has done once such an event comes."""
 
 
-class Hop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Hop:
     """One part of a chain of causes: what the time from `since` to `until` went to."""
 
     since: float

@@ -167,12 +167,12 @@ class Story:
 
     # -- text
 
-    def text(self, named: Callable[[str], str], width: int, most: int = LINES_MAX) -> Iterator[str]:
-        """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
+    def text(self, named: Callable[[str], str], width: int) -> Iterator[str]:
+        """The story as text, in at most LINES_MAX lines of this width. `named` puts names in place of ids."""
         told = {id(line): _wrapped(named(f"{line.time:8.2f}  {line}"), width) for line in self.lines}
         rows = sum(map(len, told.values()))
         for line in sorted(self.lines, key=lambda line: (line.weight, -line.time)):
-            if rows > most - (len(told) < len(self.lines)):
+            if rows > LINES_MAX - (len(told) < len(self.lines)):
                 rows -= len(told.pop(id(line)))
         for line in self.lines:
             yield from told.get(id(line), ())

@@ -11,10 +11,8 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,7 +53,8 @@ class Baseline(Collector):
 
     @classmethod
     def read(cls, path: Path, bound: float = BOUND, tokens_per_sample: float | None = None) -> Baseline:
-        """Read the file `path`. `tokens_per_sample` is needed if the file has tokens instead of samples.
+        """Read the file `path`. `tokens_per_sample` is needed if the file has tokens instead of samples. Of several
+        losses at the same samples the mean counts.
 
         Raises:
             ConfigError: the file can't be read, or has no baseline. UsageError: `bound` or `tokens_per_sample`
@@ -69,12 +68,22 @@ class Baseline(Collector):
         except (OSError, UnicodeDecodeError) as error:
             why = reason(error) if isinstance(error, OSError) else "it is no text"
             raise _unusable(path, f"can't be read: {why}") from error
-        rows = list(_rows(path, text.splitlines()))
-        curves = {name: _curve(path, rows, name, tokens_per_sample) for name in LOSSES}
-        found = {name: curve for name, curve in curves.items() if curve}
-        if not found:
+        losses: dict[str, dict[float, list[float]]] = {name: {} for name in LOSSES}
+        for line, row in _rows(path, text.splitlines()):
+            keys = (key for key in ("samples", "tokens", *LOSSES) if row.get(key) not in (None, ""))
+            told = {key: _number(path, line, key, row[key]) for key in keys}
+            if "samples" not in told and "tokens" in told:
+                if tokens_per_sample is None:
+                    mend = "give --tokens-per-sample: the tokens of one sample"
+                    raise ConfigError("has tokens, and a run counts samples", key="--baseline", value=path, mend=mend)
+                told["samples"] = told["tokens"] / tokens_per_sample
+            for name in LOSSES:
+                if "samples" in told and name in told:
+                    losses[name].setdefault(told["samples"], []).append(told[name])
+        curves = {name: [(x, fmean(ys)) for x, ys in sorted(found.items())] for name, found in losses.items() if found}
+        if not curves:
             raise _unusable(path, "has no line with samples or tokens and a loss")
-        return cls(found, bound)
+        return cls(curves, bound)
 
     def beside(self, seen: Snapshot) -> Snapshot:
         """The snapshot with the comparison. While the loss exceeds the baseline's by more than the bound, one of its
@@ -127,21 +136,6 @@ def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, 
         if not isinstance(row, dict):
             raise _unusable(path, f"has no JSON object in line {number}")
         yield number, row["run"] if isinstance(row.get("run"), dict) else row
-
-
-def _curve(path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, per_sample: float | None) -> Curve:
-    """The points of the loss `name`. Several losses at the same samples become one point, their mean."""
-    points = list[tuple[float, float]]()
-    for line, row in rows:
-        unit = "samples" if row.get("samples") not in (None, "") else "tokens"
-        if row.get(unit) in (None, "") or row.get(name) in (None, ""):
-            continue  # for instance a line of `status --json` before the first loss
-        x, y = (_number(path, line, key, row[key]) for key in (unit, name))
-        if unit == "tokens" and per_sample is None:
-            wrong, mend = "has tokens, and a run counts samples", "give --tokens-per-sample: the tokens of one sample"
-            raise ConfigError(wrong, key="--baseline", value=path, mend=mend)
-        points.append((x / (per_sample or 1) if unit == "tokens" else x, y))
-    return [(x, fmean(y for _, y in same)) for x, same in groupby(sorted(points), key=itemgetter(0))]
 
 
 def _number(path: Path, line: int, key: str, value: object) -> float:

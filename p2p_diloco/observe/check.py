@@ -5,11 +5,10 @@ Law: pure; a snapshot in, sentences out.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from statistics import median
 
-from p2p_diloco.node.status import Death, PeerStatus
+from p2p_diloco.node.status import SHARES, Death
 from p2p_diloco.observe.snapshot import Snapshot, named, newest_deaths
 
 DEATHS_S = 300.0
@@ -18,6 +17,8 @@ STALL_S_LEAST = 30.0
 """Fewer seconds without a commit are never called a stall: records tell of commits some seconds late."""
 REFUSED_MANY = 100
 """A peer that refuses this many messages of another peer is a fault. Fewer may be honest ones that came late."""
+PARTS = SHARES[:-1]
+"""The parts of a round that add up to its length."""
 
 
 def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
@@ -48,18 +49,11 @@ def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
     known = [peer.last_round for peer in seen.peers if peer.last_round is not None]
     if not known or all(peer.state == "paused" for peer in seen.peers):
         return
-    usual_s = median(_spent(peer) for peer in seen.peers if peer.last_round is not None)
+    usual_s = median(sum(getattr(one, part) for part in PARTS) for one in known)
     since_s = seen.time - max(one.ended for one in known)
     if since_s > max(STALL_S_LEAST, rounds * usual_s):
         waits = next((f"; {peer.name} is {peer.waits_for}" for peer in seen.peers if peer.waits_for), "")
         yield f"stalled: no commit for {since_s:.0f} s, where a round usually takes {usual_s:.0f} s{waits}"
-
-
-def _spent(peer: PeerStatus) -> float:
-    """The length of a peer's last round in seconds: the sum of its parts."""
-    assert peer.last_round is not None
-    *parts, _, _ = dataclasses.astuple(peer.last_round)
-    return float(sum(parts))
 
 
 def _deaths(seen: Snapshot) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -16,12 +15,11 @@ from typing import Any
 
 from p2p_diloco.node.curves import Point as Past
 from p2p_diloco.node.curves import thinned
-from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.sections import SECTIONS, TEXTS, told_of
-from p2p_diloco.observe.snapshot import Compared, Snapshot
+from p2p_diloco.observe.snapshot import Snapshot
 
 POINTS_KEPT = 2000
-"""The most points that are kept of each peer's curves. When there are more, about half of them go, evenly."""
+"""The most points that are kept of a curve. When there are more, about half of them go, evenly."""
 ROUNDS_KEPT = 40
 """The most rounds that are kept of each peer."""
 PEERS_KEPT = 256
@@ -29,7 +27,8 @@ PEERS_KEPT = 256
 because a peer may have another id after each restart."""
 
 Point = list[float | None]
-"""time, inner steps, samples, loss, epoch, inner steps a second, held-out loss."""
+"""time, inner steps, samples, loss, epoch, inner steps a second, held-out loss; beside a baseline: samples, loss, the
+baseline's loss."""
 
 
 class Feed:
@@ -37,8 +36,8 @@ class Feed:
 
     def __init__(self) -> None:
         self._points: dict[str, list[Point]] = {}
-        self._rounds: dict[str, deque[dict[str, Any]]] = {}
-        self._compared: deque[list[float]] = deque(maxlen=POINTS_KEPT)
+        self._rounds: dict[str, list[dict[str, Any]]] = {}
+        self._compared: list[Point] = []
         self._seen: Snapshot | None = None
         self._fresh: dict[str, Any] = {}  # what the newest snapshot has added to the curves
         self._newest = ""  # that snapshot as JSON, once a reader has asked for it
@@ -51,8 +50,7 @@ class Feed:
         reader comes, because it may have megabytes."""
         if self._seen is None:
             return ""
-        kept = {"points": self._points, "rounds": _lists(self._rounds), "compared": list(self._compared)}
-        return _json(self._seen, **kept)
+        return _json(self._seen, points=self._points, rounds=self._rounds, compared=self._compared)
 
     def end(self) -> None:
         """End `follow` for all readers."""
@@ -70,13 +68,32 @@ class Feed:
 
     def saw(self, seen: Snapshot) -> None:
         """Take the next snapshot."""
-        points, rounds = dict[str, list[Point]](), dict[str, list[dict[str, Any]]]()
+        points, rounds, compared = dict[str, list[Point]](), dict[str, list[dict[str, Any]]](), list[Point]()
         for peer in seen.peers:
-            if (point := self._next_point(peer)) is not None:
-                points[peer.peer_id] = [point]
-            if (one := self._next_round(peer)) is not None:
-                rounds[peer.peer_id] = [one]
-        compared = self._next_comparison(seen.run.compared)
+            kept = self._points.setdefault(peer.peer_id, [])
+            if not kept or peer.time > (kept[-1][0] or 0.0):
+                points[peer.peer_id] = [
+                    [
+                        peer.time,
+                        peer.step,
+                        peer.samples,
+                        peer.loss,
+                        peer.epoch,
+                        peer.steps_per_second,
+                        peer.held_out_loss,
+                    ]
+                ]
+                kept += points[peer.peer_id]
+                _bound(kept)
+            done = self._rounds.setdefault(peer.peer_id, [])
+            last = peer.last_round if peer.epoch is not None else None
+            if last is not None and not (done and done[-1]["ended"] == last.ended):
+                rounds[peer.peer_id] = [{"epoch": peer.epoch, **asdict(last)}]
+                done[:] = [*done, *rounds[peer.peer_id]][-ROUNDS_KEPT:]
+        if (one := seen.run.compared) is not None and self._compared[-1:] != [[one.samples, one.loss, one.baseline]]:
+            compared = [[one.samples, one.loss, one.baseline]]
+            self._compared += compared
+            _bound(self._compared)
         self._seen, self._newest = seen, ""
         self._fresh = {"points": points, "rounds": rounds, "compared": compared}
         here = {peer.peer_id for peer in seen.peers}
@@ -100,41 +117,11 @@ class Feed:
             self._newest = self._newest or _json(self._seen, **self._fresh)
             yield f"event: look\ndata: {self._newest}\n\n"
 
-    def _next_point(self, peer: PeerStatus) -> Point | None:
-        """Add the next point to the peer's curves, and return it; None if the peer's record is not newer than what was
-        seen last."""
-        kept = self._points.setdefault(peer.peer_id, [])
-        if kept and peer.time <= (kept[-1][0] or 0.0):
-            return None
-        point = [peer.time, peer.step, peer.samples, peer.loss, peer.epoch, peer.steps_per_second, peer.held_out_loss]
-        kept.append(point)
-        if len(kept) > POINTS_KEPT:
-            kept[:] = thinned(kept, POINTS_KEPT // 2)
-        return point
 
-    def _next_comparison(self, one: Compared | None) -> list[list[float]]:
-        """Add the run's point beside its baseline, (samples, loss, the baseline's loss), and return a list of this
-        point; an empty list if there is no comparison, or if it is the one seen last."""
-        point = [] if one is None else [one.samples, one.loss, one.baseline]
-        if not point or (self._compared and self._compared[-1] == point):
-            return []
-        self._compared.append(point)
-        return [point]
-
-    def _next_round(self, peer: PeerStatus) -> dict[str, Any] | None:
-        """Add the parts of the peer's last round, and return them; None without a round that was not seen before."""
-        if peer.last_round is None or peer.epoch is None:
-            return None
-        kept = self._rounds.setdefault(peer.peer_id, deque(maxlen=ROUNDS_KEPT))
-        one = {"epoch": peer.epoch, **asdict(peer.last_round)}
-        if kept and kept[-1]["ended"] == one["ended"]:
-            return None
-        kept.append(one)
-        return one
-
-
-def _lists(of: dict[str, deque[Any]]) -> dict[str, list[Any]]:
-    return {peer: list(values) for peer, values in of.items()}
+def _bound(curve: list[Point]) -> None:
+    """Leave about half of a curve's points out, evenly, if it has too many."""
+    if len(curve) > POINTS_KEPT:
+        curve[:] = thinned(curve, POINTS_KEPT // 2)
 
 
 def _json(seen: Snapshot, **curves: object) -> str:

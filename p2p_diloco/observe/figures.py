@@ -50,20 +50,14 @@ def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", 
     Raises:
         UsageError: the text can't be read, or the number is out of bounds.
     """
-    count = round(number(text.replace("_", ""), SIZES))
+    count = round(number(text.replace("_", ""), SIZES) or 0)
     if not 1 <= count <= most:
         mend = "write e.g. 25M, 100k or 1000"
         raise UsageError(f"is no number of {what}", key=key, value=text, mend=mend)
     return count
 
 
-def is_zero(text: str, units: Mapping[str, float]) -> bool:
-    """Whether a text says 0, with one of these units or without."""
+def number(text: str, units: Mapping[str, float]) -> float | None:
+    """Parse a number with one of these units; None if it can't be parsed."""
     read = _NUMBER.fullmatch(text.strip().lower())
-    return read is not None and float(read[1]) == 0.0 and (not read[2] or read[2] in units)
-
-
-def number(text: str, units: Mapping[str, float]) -> float:
-    """Parse a number with one of these units; 0 if it can't be parsed."""
-    read = _NUMBER.fullmatch(text.strip().lower())
-    return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]
+    return None if read is None or read[2] not in units else float(read[1]) * units[read[2]]

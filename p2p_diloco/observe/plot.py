@@ -1,4 +1,4 @@
-"""Draws curves, as text and as a PNG.
+"""Draws a plot of curves: as lines of text, and as a PNG.
 
 Law: draws the points that it is given, and knows nothing of runs. matplotlib (the extra "plot") is loaded only to write
 a PNG.
@@ -6,6 +6,7 @@ a PNG.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,44 +36,84 @@ class Moment:
     label: str
 
 
-def text_plot(
-    curves: Sequence[Curve],
-    moments: Sequence[Moment],
-    x_max: float,
-    width: int,
-    height: int,
-    x_label: str,
-    *,
-    ends: tuple[str, str] | None = None,
-) -> list[str]:
-    """Draw a plot as lines of text: `height` rows of at most `width` characters, then axis and legend. There are no
-    lines if no curve has a point.
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Curves and moments on one x axis, from `low` to `high`. `log_x`: the axis is logarithmic."""
 
-    The x axis goes from 0 to `x_max`. `ends`: what its two ends are called, if 0 and `x_max` stand for other values, as
-    on a logarithmic scale; None: 0 and `x_max`. Where curves overlap, the first one is drawn.
-    """
-    ys = [y for curve in curves for _, y in curve.points]
-    if not ys:
-        return []
-    low, high = min(ys), max(ys)
-    span = (high - low) or 1.0
-    columns = max(8, width - 7)
-    cells = [[" "] * columns for _ in range(height)]
-    for moment in moments:
-        for line in cells:
-            line[_column(moment.x, x_max, columns)] = "┊"
-    for curve in reversed(curves):
-        for column in range(columns):
-            y = value_at(curve.points, (column + 0.5) / columns * x_max)
-            if y is not None:
-                cells[round((high - y) / span * (height - 1))][column] = curve.mark
-    scale = [f"{high - span * row / max(1, height - 1):5.2f}" for row in range(height)]
-    shown = [f"{scale[row]} ┤{''.join(cells[row])}".rstrip() for row in range(height)]
-    first, last = ends or ("0", f"{x_max:,.0f}")
-    shown.append(f"{'' if ends else first:>5} └{'─' * columns}")
-    shown += [" " * 7 + line for line in _labels(moments, x_max, columns)]
-    legend = "   ".join(f"{curve.mark} {curve.label}" for curve in curves)
-    return [*shown, f"{'':7}{legend}", f"{'':7}{x_label}: {first} to {last}"]
+    title: str
+    x_label: str
+    y_label: str
+    low: float
+    high: float
+    curves: Sequence[Curve]
+    moments: Sequence[Moment] = ()
+    log_x: bool = False
+
+    def text(self, width: int, height: int) -> list[str]:
+        """The plot as lines of text: `height` rows of at most `width` characters, then axis and legend. There are no
+        lines if no curve has a point. Where curves overlap, the first one is drawn."""
+        ys = [y for curve in self.curves for _, y in curve.points]
+        if not ys:
+            return []
+        least, most, columns = min(ys), max(ys), max(8, width - 7)
+        step = (most - least) / max(1, height - 1) or 1.0
+        cells = [[" "] * columns for _ in range(height)]
+        for moment in self.moments:
+            for line in cells:
+                line[self._column(moment.x, columns)] = "┊"
+        for curve in reversed(self.curves):
+            places = [(self._place(x), y) for x, y in curve.points]
+            for column in range(columns):
+                if (y := value_at(places, (column + 0.5) / columns)) is not None:
+                    cells[round((most - y) / step)][column] = curve.mark
+        drawn = [f"{most - step * row:5.2f} ┤{''.join(line)}".rstrip() for row, line in enumerate(cells)]
+        legend = "   ".join(f"{curve.mark} {curve.label}" for curve in self.curves)
+        ends = " to ".join(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (self.low, self.high))
+        below = [*self._labels(columns), legend, f"{self.y_label} by {self.x_label}: {ends}"]
+        return [*drawn, f"{'':5} └{'─' * columns}", *(f"{'':7}{line}" for line in below)]
+
+    def png(self, path: Path) -> None:
+        """Write the plot as a PNG.
+
+        Raises:
+            ImportError: matplotlib isn't there. OSError: the file can't be written.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), dpi=DPI, layout="constrained")
+        axes = figure.add_subplot()
+        for curve, colour, style in zip(self.curves, COLOURS, STYLES, strict=False):
+            xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
+            last = f" ({ys[-1]:.3f})" if ys and not self.log_x else ""
+            axes.plot(xs, ys, style, color=colour, linewidth=2, marker="o", markersize=3, label=curve.label + last)
+        for number, moment in enumerate(self.moments):
+            axes.axvline(moment.x, color="#888888", linewidth=1, linestyle=":")
+            axes.annotate(
+                moment.label, (moment.x, 1), xycoords=("data", "axes fraction"), xytext=(4, -4 - 12 * number),
+                textcoords="offset points", va="top", fontsize=9, color="#555555",
+            )  # fmt: skip
+        axes.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label, xscale="log" if self.log_x else "linear")
+        axes.set_xlim(left=self.low)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        # the moments' labels are at the top
+        axes.legend(loc="upper left" if self.log_x else "lower left", framealpha=1, edgecolor="none")
+        figure.savefig(path, format="png")
+
+    def _place(self, x: float) -> float:
+        """Where an x is between the two ends of the axis: from 0 to 1."""
+        if self.log_x:
+            return math.log(x / self.low) / math.log(self.high / self.low)
+        return (x - self.low) / ((self.high - self.low) or 1.0)
+
+    def _column(self, x: float, columns: int) -> int:
+        return min(columns - 1, max(0, int(self._place(x) * columns)))
+
+    def _labels(self, columns: int) -> Iterator[str]:
+        """A line below the axis for each moment's label, as near to its x as the width allows."""
+        for moment in sorted(self.moments, key=lambda moment: moment.x):
+            text = f"↑{moment.label}"
+            yield " " * max(0, min(self._column(moment.x, columns), columns - len(text))) + text
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
@@ -82,58 +123,3 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
     after = bisect_left(points, x, key=itemgetter(0))
     (x0, y0), (x1, y1) = points[max(0, after - 1)], points[after]
     return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-def write_png(
-    path: Path,
-    curves: Sequence[Curve],
-    moments: Sequence[Moment],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-) -> None:
-    """Write the curves as a PNG. `log_x`: True: the x axis is logarithmic; False: it begins at 0.
-
-    Raises:
-        ImportError: matplotlib isn't there. OSError: the file can't be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
-    for curve, colour, style in zip(curves, COLOURS, STYLES, strict=False):
-        xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
-        last = f" ({ys[-1]:.3f})" if ys and not log_x else ""
-        axes.plot(xs, ys, style, color=colour, linewidth=2, marker="o", markersize=3, label=curve.label + last)
-    for number, moment in enumerate(moments):
-        axes.axvline(moment.x, color="#888888", linewidth=1, linestyle=":")
-        axes.annotate(
-            moment.label, (moment.x, 1), xycoords=("data", "axes fraction"), xytext=(4, -4 - 12 * number),
-            textcoords="offset points", va="top", fontsize=9, color="#555555",
-        )  # fmt: skip
-    axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    if log_x:
-        axes.set_xscale("log")
-    else:
-        axes.set_xlim(left=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    # matplotlib's "best" would put the legend over the moments' labels at the top
-    if log_x:
-        axes.legend(loc="upper left", framealpha=1, edgecolor="none")
-    else:
-        axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
-    figure.savefig(path, format="png")
-
-
-def _column(x: float, x_max: float, columns: int) -> int:
-    return min(columns - 1, max(0, int(x / x_max * columns))) if x_max else 0
-
-
-def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> Iterator[str]:
-    """A line below the axis for each moment's label, as near to its x as the width allows."""
-    for moment in sorted(moments, key=lambda moment: moment.x):
-        text = f"↑{moment.label}"
-        yield " " * max(0, min(_column(moment.x, x_max, columns), columns - len(text))) + text

@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.revision import CHANGEABLE, NEVER, STOPS, Revision
+from p2p_diloco.core.revision import CHANGEABLE, NEVER, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.signing import SigningKey
 
 T = TypeVar("T")
+STOP = "stop_after_epochs"
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
 """The most seconds to look for the run's record, and then for the revision that its peers know."""
@@ -58,13 +59,14 @@ class Asker:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The revision that the run has adopted or will adopt. `settings`: the values of all settings that can change.
-    `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of the revision, that have adopted it in
-    all fragments, and that have begun a checkpoint since it was asked for. `news`: True if this call made the revision;
-    False if the run had the wanted values already."""
+    `told`: what was asked for, in words. `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of
+    the revision, that have adopted it in all fragments, and that have begun a checkpoint since it was asked for.
+    `news`: True if this call made the revision; False if the run had the wanted values already."""
 
     revision: Revision
     news: bool
     settings: Mapping[str, float | None]
+    told: str = ""
     known_by: tuple[str, ...] = ()
     adopted_by: tuple[str, ...] = ()
     saved_by: tuple[str, ...] = ()
@@ -116,9 +118,12 @@ async def revise(
         log.warning("%s", doubt)
     alone = changes.get("min_peers") == 1 != present.revision.min_peers  # also where that is the founded value
     if wanted == present.settings and not alone:
-        return Outcome(present.revision, False, wanted)
-    _check_the_stops(present, wanted)
-    return await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
+        outcome = Outcome(present.revision, False, wanted)
+    else:
+        _check_the_stop(present, wanted)
+        outcome = await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
+    values = {key: "none" if outcome.settings[key] is None else outcome.settings[key] for key in changes}
+    return dataclasses.replace(outcome, told=" ".join(f"{key}={value}" for key, value in values.items()))
 
 
 async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save: bool = False) -> Outcome:
@@ -133,11 +138,13 @@ async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save
         _check_that_one_saves(present, "stop it without --save")
     if not present.live:  # the epoch is unknown, and the order would end the run when its peers come back
         raise Refused(f"no live peer of the run {run_id} is seen", mend="check that its peers are up, and try again")
-    ends, set_already = _stop_epoch(present), present.settings["stop_after_epochs"]
+    ends, set_already = _stop_epoch(present), present.settings[STOP]
     if set_already is not None and set_already <= ends:
-        return Outcome(present.revision, False, present.settings)
-    bare = _bare(present, {**present.settings, "stop_after_epochs": ends})
-    return await _revised(dht, present, asker, bare, within_s)
+        outcome = Outcome(present.revision, False, present.settings)
+    else:
+        bare = _bare(present, {**present.settings, STOP: ends})
+        outcome = await _revised(dht, present, asker, bare, within_s)
+    return dataclasses.replace(outcome, told=f"ends for all peers at epoch {outcome.settings[STOP]}")
 
 
 async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outcome:
@@ -150,7 +157,9 @@ async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outc
     present = await look_at(dht, run_id, asker)
     _check_that_one_saves(present, "nothing can be saved until then")
     bare = dataclasses.replace(_bare(present, present.settings), saves=present.revision.saves + 1)
-    return await _revised(dht, present, asker, bare, within_s, saving=True)
+    outcome = await _revised(dht, present, asker, bare, within_s, saving=True)
+    saved = f"being saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else ""
+    return dataclasses.replace(outcome, told=saved or "each peer saves after its next commit")
 
 
 async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
@@ -218,14 +227,12 @@ def _stop_epoch(present: Present) -> int:
     return present.seen.run.epoch + 2 + (math.ceil(more) if more >= 1 else 0)
 
 
-def _check_the_stops(present: Present, wanted: Mapping[str, float | None]) -> None:
+def _check_the_stop(present: Present, wanted: Mapping[str, float | None]) -> None:
     """Refuse to remove or delay a stop that some fragment may have reached already: it would stay behind."""
-    for key in STOPS:
-        was, now, epoch = present.settings[key], wanted[key], present.seen.run.epoch
-        later = was is not None and (now is None or now > was)
-        if later and key == "stop_after_epochs" and epoch + 1 >= (was or 0):
-            wrong = f"can't be moved any more: the run is at epoch {epoch}, and ends at {was}"
-            raise Refused(wrong, key=key, value=now, mend="go on from a checkpoint under another run_id")
+    was, now, epoch = present.settings[STOP], wanted[STOP], present.seen.run.epoch
+    if was is not None and epoch + 1 >= was and (now is None or now > was):
+        wrong = f"can't be moved any more: the run is at epoch {epoch}, and ends at {was}"
+        raise Refused(wrong, key=STOP, value=now, mend="go on from a checkpoint under another run_id")
 
 
 def _check_that_one_saves(present: Present, otherwise: str) -> None:
@@ -281,7 +288,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (
             late and known and 2 * len(known) >= len(live)
         ):
-            return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
+            return Outcome(revision, True, settings_at(present.config, revision), "", known, adopted, saved)
         if late:
             kept = f"{REVISIONS.ttl_s / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE
-from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
+from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError, reason
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.own_addresses import names_this_machine
 from p2p_diloco.observe.feed import Feed
@@ -54,7 +54,6 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 
-WISH_BYTES_MAX = 4096
 END_S = 1
 """Seconds that browsers get to close their connections at the end."""
 WITHIN_S = 30.0
@@ -137,9 +136,7 @@ class Controls:
         """
         asked = wish.get("do") if isinstance(wish, Mapping) else None
         if asked not in self.offered:
-            known = asked in ("set", "save", "stop", "kick")
-            key = "--key" if asked == "kick" else "--identity-path or --key"
-            mend = f"start the dashboard with {key}" if known else f"ask for one of {', '.join(self.offered)}"
+            mend = "start the dashboard with --identity-path or --key, and reload the page"
             raise UsageError("can't be done from here", key="do", value=asked, mend=mend)
         log.info("asked for in the browser: %s", wish)
         async with self._one_at_a_time:
@@ -148,32 +145,26 @@ class Controls:
                     return await self._kick(name)
                 case {"do": "set", "values": dict(values)} if values.keys() <= set(CHANGEABLE) and values:
                     given = RunConfig.model_validate(values).given
-                    checked = {key: given[key] for key in values}
-                    made = await self._asked(lambda dht, asker: revise(dht, self._run_id, asker, checked, WITHIN_S))
-                    return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
+                    changes = {key: given[key] for key in values}
+                    return await self._asked(lambda dht, run_id, asker: revise(dht, run_id, asker, changes, WITHIN_S))
                 case {"do": "save"}:
-                    made = await self._asked(lambda dht, asker: save(dht, self._run_id, asker, WITHIN_S))
-                    return _told(made, f"being saved by {', '.join(made.saved_by) or 'no peer yet'}")
+                    return await self._asked(lambda dht, run_id, asker: save(dht, run_id, asker, WITHIN_S))
                 case {"do": "stop", "save": bool(keep)}:
-                    made = await self._asked(lambda dht, asker: stop(dht, self._run_id, asker, WITHIN_S, save=keep))
-                    return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")
+                    return await self._asked(lambda dht, run_id, asker: stop(dht, run_id, asker, WITHIN_S, save=keep))
         raise UsageError("can't be read", key="wish", value=wish, mend="reload the page")
 
-    async def _asked(self, ask: Callable[[Records, Asker], Awaitable[Outcome]]) -> Outcome:
+    async def _asked(self, ask: Callable[[Records, str, Asker], Awaitable[Outcome]]) -> str:
         assert self._asker is not None, "it is not offered otherwise"
         async with self._records() as dht:
-            return await ask(dht, self._asker)
+            made = await ask(dht, self._run_id, self._asker)
+        if not made.news:
+            return f"{made.told}: it is so already, and nothing was changed"
+        return f"revision {made.revision.number}: {made.told}; known by {', '.join(made.known_by) or 'no peer yet'}"
 
 
-def _told(made: Outcome, text: str) -> str:
-    if not made.news:
-        return f"{text}: it is so already, and nothing was changed"
-    return f"revision {made.revision.number}: {text}; known by {', '.join(made.known_by) or 'no peer yet'}"
-
-
-def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
-    """The dashboard as an ASGI application. `controls`: None: the dashboard only shows the run."""
-    offered = json.dumps({"controls": controls.offered if controls else ()})
+def application(feed: Feed, door: Door, controls: Controls) -> ASGIApp:
+    """The dashboard as an ASGI application."""
+    offered = json.dumps({"controls": controls.offered})
     page = files("p2p_diloco.observe").joinpath("page.html").read_text(encoding="utf-8")
 
     def index(request: Request) -> Response:
@@ -187,43 +178,17 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
         return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=HEADERS)
 
     async def change(request: Request) -> Response:
-        objection = _objection_to_a_wish(request)
-        if objection is not None or controls is None:
-            return objection or PlainTextResponse("this dashboard only shows the run", 403)
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
+            return PlainTextResponse("another page asked for this", 403)  # this page's script can't have made it
         try:
-            wish = await _wish(request)
-            return JSONResponse({"done": await controls.carry_out(wish)}, headers=HEADERS)
-        except (P2PDilocoError, ValueError) as error:
-            log.warning("refused: %s", error)
+            return JSONResponse({"done": await controls.carry_out(await request.json())}, headers=HEADERS)
+        except (P2PDilocoError, ValueError, RecursionError, ClientDisconnect) as error:
+            log.warning("refused: %s", str(error) or "the request was cut off")
             return JSONResponse({"refused": str(error)}, 400, headers=HEADERS)
 
     routes = [Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])]
     return door.before(Starlette(routes=routes))
-
-
-async def _wish(request: Request) -> object:
-    """The JSON in a request's body. Raises ValueError if the body is no JSON, too long, cut off or nested too
-    deeply."""
-    body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > WISH_BYTES_MAX:
-                raise ValueError("the request is too long")
-    except ClientDisconnect:
-        raise ValueError("the request was cut off") from None
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("the request is nested too deeply") from None
-
-
-def _objection_to_a_wish(request: Request) -> Response | None:
-    """The refusal of a request that this page's own script can't have made; None for any other request."""
-    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-    if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
-        return PlainTextResponse("another page asked for this", 403)
-    return None
 
 
 class Server(uvicorn.Server):
@@ -250,9 +215,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
-            mend="choose another port, or 0 for any",
-        ) from error  # fmt: skip
+        mend = "choose another port, or 0 for any"
+        wrong = f"can't be listened on ({reason(error)})"
+        raise ConfigError(wrong, key="--port", value=f"{host}:{port}", mend=mend) from error
     with listener:
         yield listener

@@ -92,19 +92,14 @@ class Codecs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The exchange of one fragment between machines. Bytes are those of each peer, without headers."""
+    """The exchange of one fragment between machines. `sent`: the bytes that each peer sends, without headers."""
 
     codecs: Codecs
     slices: int
     """S: how many slices the fragment has, by the rule of docs/math.md."""
-    shares: tuple[float, ...]
-    """s_i: the part of the slices that each peer aggregates at most, in whole slices."""
     sent: tuple[float, ...]
-    received: tuple[float, ...]
     mean_sent: float
     """The bytes sent by a peer, in the mean over all peers. Slices are whole, so the busiest may send a little more."""
-    ends: tuple[float, ...]
-    """When each peer's part of the exchange is done, in seconds since its beginning."""
     hideable_s: float
     """Seconds of the exchange that overlap can hide behind training."""
     own_s: float
@@ -128,7 +123,7 @@ def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: C
     received = tuple((1 - s) * commits + (peers - 1) * s * contributions for s in part)
     mean_sent = (peers - 1) / peers * numel * codecs.width
     if peers == 1:
-        return Exchange(codecs, slices, part, sent, received, mean_sent, (0.0,), 0.0, 0.0)
+        return Exchange(codecs, slices, sent, mean_sent, 0.0, 0.0)
     busy = [HEADERS * max(both) / m.link for m, both in zip(machines, zip(sent, received, strict=True), strict=True)]
     paced = max(busy) >= PACED_AFTER_S * (peers - 1) and max(m.link for m in machines) <= PACED_BELOW
     uneven = 1 + PACED * (peers - 2) if paced else 1 + UNEVEN * (1 - 2 / peers)
@@ -142,7 +137,7 @@ def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: C
         means_s = max(link_s + rtt_s / 2, to_send_s * uneven + rtt_s + last_s, node_s + rtt_s / 2)
         ends.append(means_s + rtt_s)
     hideable_s = max(ends) + SLICE_S * slices + STEP_S * numel
-    return Exchange(codecs, slices, part, sent, received, mean_sent, tuple(ends), hideable_s, OWN_S * numel)
+    return Exchange(codecs, slices, sent, mean_sent, hideable_s, OWN_S * numel)
 
 
 def round_trips(machines: Sequence[Machine]) -> list[float]:

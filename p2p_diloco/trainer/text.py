@@ -74,9 +74,6 @@ class Batches:
         starts = torch.randint(last, (self.batch_size,), generator=generator)
         return _windows(self.content, starts, self.context)
 
-    def __iter__(self) -> Batches:
-        return self
-
 
 def held_out_batches(text: Text, *, count: int, batch_size: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield `count` batches that are spread evenly over the held-out text. They are the same on every peer and at every

@@ -12,7 +12,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -52,20 +53,14 @@ Stopped = Literal["finished", "steps", "interrupted", "terminated"]
 log = logging.getLogger("p2p_diloco.trainer")
 
 
-def main(
-    run_config: Mapping[str, object],
-    peer_config: PeerConfig,
-    trainer_config: TrainerConfig,
-    text: Text | None = None,
-) -> int:
+def main(run: RunConfig, local: PeerConfig, config: TrainerConfig, text: Text | None = None) -> int:
     """Train until the run ends, this peer has made `steps` inner steps, or a signal comes. Return the exit status.
 
-    `run_config`: the run's settings that were given. `text`: the text that `data` names, if it has been read already.
+    `text`: the text that `data` names, if it has been read already.
 
     Raises:
         ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
     """
-    run, config = RunConfig.model_validate(dict(run_config)), trainer_config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     text = text or load_text(config.data)
@@ -78,20 +73,19 @@ def main(
     model = GPT(shape).to(usable(config.device))
     stopped: Stopped
     status = 0
-    with Progress(config.log_path) as progress:
-        progress.parameters = sum(parameter.numel() for parameter in model.parameters())
+    with Progress(model, judged, config.log_path) as progress:
         try:
             with Interrupts():
                 if config.warm_start:
                     log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
                     warm_start(model, warm_batches, config.warm_start, config)
                 optimizer = new_optimizer(model, config)
-                with Peer(model, optimizer, config=run, local=peer_config) as peer:
+                with Peer(model, optimizer, config=run, local=local) as peer:
                     content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, context)
                     batches = draw(content, key=peer.peer_id)
-                    stopped = train(model, optimizer, peer, batches, judged, config, progress)
+                    stopped = train(model, optimizer, peer, batches, config, progress)
                 if stopped == "steps":  # leaving may have exchanged the last steps
-                    _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
+                    progress.judge(peer)
                 progress.digest = peer.digest
         except KeyboardInterrupt as interrupt:
             status = exit_code(interrupt)
@@ -106,20 +100,13 @@ def main(
 
 
 def train(
-    model: GPT,
-    optimizer: Optimizer,
-    peer: Peer,
-    batches: Batches,
-    judged: Windows,
-    config: TrainerConfig,
-    progress: Progress,
+    model: GPT, optimizer: Optimizer, peer: Peer, batches: Batches, config: TrainerConfig, progress: Progress
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
     The number of the next batch, and the learning rate after a peer's own warm-up, follow the run's step, so that a
     peer that joins late, or joins again, continues where the others are.
     """
-    judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
     next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
     while not peer.finished and (config.steps is None or progress.steps < config.steps):
@@ -134,33 +121,31 @@ def train(
         if peer.epoch >= next_judgement:
             next_judgement = peer.epoch + config.eval_every_epochs
             judged_at = progress.steps
-            _judge_in_run(judge, peer, judged, progress)
+            progress.judge(peer, within=peer.pause())
         if config.pause_s:
             time.sleep(config.pause_s)
     if not peer.finished:
         return "steps"
     if judged_at != progress.steps:
-        _judge_in_run(judge, peer, judged, progress)
+        progress.judge(peer, within=peer.pause())
     return "finished"
 
 
-def warm_start(
-    model: GPT, batches: Batches, steps: int, config: TrainerConfig, clock: Callable[[], float] = time.monotonic
-) -> None:
+def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
     """Train `model` alone for `steps` inner steps, with an optimizer of its own, which is dropped at the end.
 
     In short runs a high outer momentum harms a model near its random start, and helps later. So the founder may train a
     little before it founds the run; the others fetch its model.
     """
     optimizer = new_optimizer(model, config)
-    told_at = clock()
+    told_at = time.monotonic()
     for step in range(steps):
         _follow_schedule(optimizer, step, step, None, config)
         loss = _backward(model, next(batches), config.clip)
         optimizer.step()
         optimizer.zero_grad()
-        if clock() - told_at >= WARM_LINE_EVERY_S:
-            told_at = clock()
+        if time.monotonic() - told_at >= WARM_LINE_EVERY_S:
+            told_at = time.monotonic()
             log.info("warm start: step %d of %d  loss %.3f", step + 1, steps, loss)
 
 
@@ -184,22 +169,6 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     return loss.item()
-
-
-def _judge(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters, which are the run's result, instead of this peer's local ones."""
-    if judged:
-        epoch = peer.epoch  # the epoch may rise during the evaluation
-        judge.load_state_dict(peer.global_state_dict())
-        progress.evaluated(peer, epoch, mean_loss(judge, judged))
-
-
-def _judge_in_run(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters while the other peers wait."""
-    if judged:
-        with peer.pause():
-            _judge(judge, peer, judged, progress)
-            peer.report(held_out_loss=progress.val_loss)
 
 
 def _follow_schedule(
@@ -247,22 +216,23 @@ class Progress:
     """Keeps the latest figures of the training, and logs them every few seconds. It is a context manager, which closes
     the file of rows at its end.
 
-    `rows_path` gets one JSON object per step, and one per evaluation.
+    `judged`: the windows on which the run's global parameters are evaluated, in a model like `model`. `rows_path` gets
+    one JSON object per step, and one per evaluation.
 
     Raises:
         ConfigError: the file can't be written.
     """
 
-    def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: GPT, judged: Windows, rows_path: Path | None = None) -> None:
+        self._judge, self._judged = GPT(model.config).to(_device(model)), judged
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.steps = 0
         self.loss: float | None = None
         self.val_loss: float | None = None
-        self.parameters = 0
         self.digest = ""
         self._at = (0, 0)  # global step, epoch
         self._traffic = Metrics()
-        self._clock = clock
-        self._started = self._shown_at = clock()
+        self._started = self._shown_at = time.monotonic()
         self._steps_shown = 0
         self._rate: float | None = None  # steps a second, up to the last line
         self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
@@ -272,14 +242,21 @@ class Progress:
         self.steps += 1
         self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
         self._note(peer, loss, None)
-        if self._clock() - self._shown_at >= self._line_every_s:
+        if time.monotonic() - self._shown_at >= self._line_every_s:
             self._show(peer)
 
-    def evaluated(self, peer: Peer, epoch: int, val_loss: float) -> None:
-        """Record the held-out loss of the global parameters at this epoch."""
-        self.val_loss = val_loss
-        self._note(peer, None, val_loss, epoch)
-        self._show(peer)
+    def judge(self, peer: Peer, within: AbstractContextManager[object] | None = None) -> None:
+        """Evaluate the global parameters, which are the run's result, instead of this peer's local ones. `within`: a
+        pause of the peer, while which the others wait, and in which it reports the loss."""
+        if self._judged:
+            with within or nullcontext():
+                epoch = peer.epoch  # it may rise during the evaluation
+                self._judge.load_state_dict(peer.global_state_dict())
+                self.val_loss = mean_loss(self._judge, self._judged)
+                self._note(peer, None, self.val_loss, epoch)
+                self._show(peer)
+                if within is not None:
+                    peer.report(held_out_loss=self.val_loss)
 
     def summary(self, stopped: Stopped) -> dict[str, Any]:
         """Return the summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""
@@ -290,7 +267,7 @@ class Progress:
             "epoch": self._at[1],
             "loss": self.loss,  # a running mean
             "val_loss": self.val_loss,  # of the global parameters when last evaluated
-            "seconds": round(self._clock() - self._started, 3),
+            "seconds": round(time.monotonic() - self._started, 3),
             "parameters": self.parameters,  # tied ones once
             "rounds": self._traffic.sync_count,  # that this peer contributed to
             "waiting_s": round(self._traffic.waiting_time_s, 3),
@@ -313,7 +290,7 @@ class Progress:
             self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
 
     def _show(self, peer: Peer) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if self.steps > self._steps_shown:  # an evaluation may follow the last line at once
             self._rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
             self._shown_at, self._steps_shown = now, self.steps

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -55,46 +57,32 @@ def test_a_run_key_that_cannot_be_read_is_a_usage_error(text: str) -> None:
     assert (error.value.key, error.value.value) == ("--run-key", text)
 
 
-Start = Callable[..., tuple["subprocess.Popen[str]", dict[str, object]]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start a bootstrap and give its process and what it printed; all are gone in the end."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*flags: str) -> tuple[subprocess.Popen[str], dict[str, object]]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "p2p_diloco", "bootstrap", "--json", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
+@contextlib.contextmanager
+def running(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A bootstrap's process, and what it has printed. After the block it is gone."""
+    command = [sys.executable, "-m", "p2p_diloco", "bootstrap", "--json", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.communicate()[1]
-        return process, json.loads(line)
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
-    """Its exit code after the signal, and what it said on stderr."""
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
+        yield process, json.loads(line)
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
-def check_a_clean_end(process: subprocess.Popen[str], printed: dict[str, object], number: signal.Signals) -> None:
+def check_a_clean_end(process: subprocess.Popen[str], printed: dict[str, Any], number: signal.Signals) -> None:
     """130 or 143, without a traceback, soon, and its daemon ends, too. It said where it listens."""
     daemons = psutil.Process(process.pid).children(recursive=True)
     assert daemons
-    code, err = ended(process, number)
-    assert code == 128 + number
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
     assert "Traceback" not in err
     assert "this bootstrap listens on loopback alone" in err
     assert "ended with status" not in err
@@ -106,33 +94,27 @@ def check_a_clean_end(process: subprocess.Popen[str], printed: dict[str, object]
 
 
 @pytest.mark.real
-def test_a_signal_ends_it_cleanly_and_its_identity_stays(start: Start, tmp_path: Path) -> None:
+def test_a_signal_ends_it_cleanly_and_its_identity_stays(tmp_path: Path) -> None:
     """With --identity-path, in a folder that is made if need be, the next start has the same peer id. `status` reaches
     it, and says that there is no run yet."""
     path = tmp_path / "new" / "identity.key"
-    first, printed = start("--identity-path", str(path))
-    check_a_clean_end(first, printed, signal.SIGTERM)
-    second, again = start("--identity-path", str(path))
-    assert again["peer_id"] == printed["peer_id"]
-    addresses = again["maddrs"]
-    assert isinstance(addresses, list)
-    command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *addresses]
-    plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (plain.returncode, plain.stdout) == (0, "run main: no peer of it is seen (--run-id names another run)\n"), (
-        plain.stderr
-    )
-    check_a_clean_end(second, again, signal.SIGINT)
+    with running("--identity-path", str(path)) as (first, printed):
+        check_a_clean_end(first, printed, signal.SIGTERM)
+    with running("--identity-path", str(path)) as (second, again):
+        assert again["peer_id"] == printed["peer_id"]
+        command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *again["maddrs"]]
+        plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert plain.stdout == "run main: no peer of it is seen (--run-id names another run)\n", plain.stderr
+        assert plain.returncode == 0
+        check_a_clean_end(second, again, signal.SIGINT)
 
 
 @pytest.mark.real
-def test_a_bootstrap_with_run_keys_relays_for_these_runs_only(start: Start) -> None:
+def test_a_bootstrap_with_run_keys_relays_for_these_runs_only() -> None:
     """A member's registration is taken; a stranger's, and one of a member of another run, is refused."""
-    process, printed = start("--run-key", KEY.public.hex())
-    addresses = printed["maddrs"]
-    assert isinstance(addresses, list)
 
-    async def test() -> list[Frame]:
-        async with attacker(SimpleNamespace(peer_id=printed["peer_id"], addresses=lambda: addresses)) as peer:
+    async def test(peer_id: str, addresses: list[str]) -> list[Frame]:
+        async with attacker(SimpleNamespace(peer_id=peer_id, addresses=lambda: addresses)) as peer:
             me, answers = peer.daemon.peer_id, list[Frame]()
             shown = [membership(me).chain, membership(me, invitation(key=OTHER_KEY)).chain, None]
             for certificate in shown:
@@ -143,5 +125,6 @@ def test_a_bootstrap_with_run_keys_relays_for_these_runs_only(start: Start) -> N
                 pipe.abort()
             return answers
 
-    assert asyncio.run(test()) == [Message(b""), REFUSED, REFUSED]
-    check_a_clean_end(process, printed, signal.SIGTERM)
+    with running("--run-key", KEY.public.hex()) as (process, printed):
+        assert asyncio.run(test(printed["peer_id"], printed["maddrs"])) == [Message(b""), REFUSED, REFUSED]
+        check_a_clean_end(process, printed, signal.SIGTERM)

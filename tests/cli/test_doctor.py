@@ -17,8 +17,7 @@ import pytest
 
 from p2p_diloco.cli.doctor import examination, machine, network
 from p2p_diloco.cli.doctor.examination import examine
-from p2p_diloco.cli.doctor.network import Seen
-from p2p_diloco.cli.doctor.report import Found, Report, Visit
+from p2p_diloco.cli.doctor.report import Found, Report, Seen, Visit
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
@@ -41,6 +40,7 @@ def verdicts(found: Iterable[Found]) -> list[str]:
     return [each.verdict for each in found]
 
 
+ANY = Seen(PeerConfig())
 # -- the report
 
 
@@ -88,62 +88,73 @@ def test_a_report_is_a_table_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_versions_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing package and one of another version than the pinned one name the command that installs it."""
-    found = the(machine.versions())
+    found = the(machine.versions(ANY))
     assert (found.verdict, "hivemind 1.1.12" in found.text) == ("ok", True)
     installed: dict[str, str | None] = {"torch": "2.9", "hivemind": "1.1.10"}
     monkeypatch.setattr(machine, "version_of", installed.get)
-    assert the(machine.versions()).mend == "pip install hivemind==1.1.12"
+    assert the(machine.versions(ANY)).mend == "pip install hivemind==1.1.12"
     installed["torch"] = None
-    found = the(machine.versions())
+    found = the(machine.versions(ANY))
     assert (found.verdict, found.mend, "torch is missing" in found.text) == ("bad", "pip install p2p-diloco", True)
 
 
-def test_p2pd_that_does_not_run_is_bad(tmp_path: Path) -> None:
+def test_p2pd_that_does_not_run_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing file, one that may not be run, one for another processor, one that fails, and no place for its sockets
     each have their mend."""
-    assert verdicts(machine.p2pd(machine.p2pd_path(), tmp_path)) == ["ok"]
-    _, found = machine.p2pd(machine.p2pd_path(), tmp_path / "absent")
+    assert verdicts(machine.p2pd(ANY)) == ["ok"]
+    with monkeypatch.context() as without:
+        without.setattr(machine, "FOLDER", tmp_path / "absent")
+        _, found = machine.p2pd(ANY)
     assert (found.verdict, "--tmpfs /tmp" in found.mend) == ("bad", True)
-    assert "pip install hivemind" in the(machine.p2pd(None, tmp_path)).mend
+
+    def mend(path: Path | None) -> str:
+        monkeypatch.setattr(machine, "p2pd_path", lambda: path)
+        return the(machine.p2pd(ANY)).mend
+
+    assert "pip install hivemind" in mend(None)
     file = tmp_path / "p2pd"
-    assert "--force-reinstall hivemind" in the(machine.p2pd(file, tmp_path)).mend
+    assert "--force-reinstall hivemind" in mend(file)
     file.write_bytes(b"\x00garbage")
     file.chmod(0o644)
-    assert f"chmod +x {file}" in the(machine.p2pd(file, tmp_path)).mend
+    assert f"chmod +x {file}" in mend(file)
     file.chmod(0o755)
-    assert "for this processor" in the(machine.p2pd(file, tmp_path)).mend
+    assert "for this processor" in mend(file)
     file.write_text("#!/bin/sh\necho no such library >&2; exit 1\n")
-    found = the(machine.p2pd(file, tmp_path))
+    found = the(machine.p2pd(ANY))
     assert (found.verdict, "no such library" in found.text) == ("bad", True)
 
 
 # -- memory and disk
 
 
-def test_a_model_that_does_not_fit_into_memory_is_bad(tmp_path: Path) -> None:
+def of_a_model(parameters: int | None = None, **settings: Any) -> Seen:
+    return Seen(PeerConfig(**settings), parameters=parameters)
+
+
+def test_a_model_that_does_not_fit_into_memory_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20 bytes for each of 10⁹ parameters and 0.2 GB must be free; without a size only the node's memory must be. What
     a container's limit leaves counts."""
-    big = 1_000_000_000
-    assert the(machine.memory(RunConfig(), big, 20_200_000_000)).verdict == "ok"
-    found = the(machine.memory(RunConfig(), big, 20_199_999_999))
-    assert (found.verdict, "20.2 GB needed" in found.text) == ("bad", True)
-    assert the(machine.memory(RunConfig(), None, 10**9)).verdict == "ok"
-    assert the(machine.memory(RunConfig(), None, 10**8)).verdict == "bad"
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert machine.free_memory(tmp_path) == 600_000
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.free_memory(tmp_path) > 600_000
+    for parameters, free, verdict in (
+        (10**9, 20_200_000_000, "ok"), (10**9, 20_199_999_999, "bad"), (None, 10**9, "ok"), (None, 10**8, "bad"),
+    ):  # fmt: skip
+        monkeypatch.setattr(machine, "free_memory", lambda free=free: free)
+        found = the(machine.memory(of_a_model(parameters)))
+        assert (found.verdict, "20.2 GB needed" in found.text) == (verdict, parameters is not None)
 
 
 def test_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder need not exist yet, and is not made. Too little room, a full disk and a forbidden folder are told."""
     folder = tmp_path / "new" / "deep"
-    peer = PeerConfig(checkpoint_dir=folder, keep=2)
-    assert the(machine.disk(PeerConfig(), None)).verdict == "ok"
-    assert the(machine.disk(peer, 1000)).verdict == "ok"
+    kept: dict[str, Any] = {"checkpoint_dir": folder, "keep": 2}
+    assert the(machine.disk(of_a_model())).verdict == "ok"
+    assert the(machine.disk(of_a_model(1000, **kept))).verdict == "ok"
     assert not folder.parent.exists()
-    found = the(machine.disk(peer, 10**15))
+    found = the(machine.disk(of_a_model(10**15, **kept)))
     assert (found.verdict, "48,000" in found.text or "TB needed" in found.text) == ("bad", True)
     for code, text in ((errno.ENOSPC, "the disk is full"), (errno.EACCES, "can't be written: permission denied")):
 
@@ -151,7 +162,7 @@ def test_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise OSError(code, {errno.EACCES: "Permission denied"}.get(code, "No space left on device"))
 
         monkeypatch.setattr(machine, "_try_to_write", refuse)
-        found = the(machine.disk(peer, None))
+        found = the(machine.disk(of_a_model(**kept)))
         assert (found.verdict, text in found.text, "--checkpoint-dir" in found.mend) == ("bad", True, True)
 
 
@@ -215,9 +226,9 @@ def test_one_initial_peer_that_answers_is_enough() -> None:
     Without any, nothing outside is checked, which is said as a warning."""
     peer, why = PeerConfig(initial_peers=(FAR, NEAR)), "connection refused: nothing listens there"
     gone, here = {FAR: why}, {NEAR: None}
-    assert verdicts(network.initial_peers(Seen(peer, answers=gone | here))) == ["warn"]
-    assert verdicts(network.initial_peers(Seen(peer, answers=gone | here, visits=[Visit(NEAR)]))) == ["ok", "warn"]
-    assert verdicts(network.initial_peers(Seen(peer, answers=gone | here, visits=[Visit(NEAR, why)]))) == ["bad"] * 2
+    assert verdicts(network.initial_peer(Seen(peer, answers=gone | here))) == ["warn"]
+    assert verdicts(network.initial_peer(Seen(peer, answers=gone | here, visits=[Visit(NEAR)]))) == ["ok", "warn"]
+    assert verdicts(network.initial_peer(Seen(peer, answers=gone | here, visits=[Visit(NEAR, why)]))) == ["bad"] * 2
     report = asyncio.run(examine(RunConfig(), PeerConfig(host_maddrs=("/ip4/127.0.0.1/tcp/0",))))
     assert [name for name, found in report.findings if found.verdict != "ok"] == ["initial peer"]
     assert (report.exit_code, report.links) == (0, ())
@@ -409,14 +420,13 @@ def test_checks_that_take_too_long_or_fail_hide_no_other(monkeypatch: pytest.Mon
 
         return check
 
-    async def hangs(seen: Seen, local: object) -> None:
+    async def hangs(seen: Seen, **_: object) -> None:
         seen.ports = [Found("ok", "can listen")]
         await asyncio.sleep(60)
 
     monkeypatch.setattr(examination, "look_around", hangs)
     refused = ConfigError("can't be used", key="x", value="y", mend="choose z")
-    local = {"versions": fails(ZeroDivisionError("oh")), "disk": fails(refused)}
-    monkeypatch.setattr(examination, "LOCAL", local)
+    monkeypatch.setattr(examination, "LOCAL", [fails(ZeroDivisionError("oh")), fails(refused)])
     report = asyncio.run(examine(RunConfig(), PeerConfig(), limit_s=0.2))
     told = {found.text: found.mend for _, found in report.findings}
     assert "can listen" in told

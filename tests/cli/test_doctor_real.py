@@ -19,9 +19,9 @@ from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
+from tests.cli.test_bootstrap import running
 
 pytestmark = pytest.mark.real
-PROGRAM = [sys.executable, "-m", "p2p_diloco"]
 PATIENT = """
 import sys
 from p2p_diloco.cli import main
@@ -32,22 +32,6 @@ main(sys.argv[2:])
 """
 """The command line with longer deadlines, because a busy machine is no fault here."""
 LIMIT_S = 80.0
-
-
-def bootstrap() -> tuple[subprocess.Popen[str], list[str]]:
-    """Start a bootstrap; its process and its addresses."""
-    process = subprocess.Popen([*PROGRAM, "bootstrap", "--json"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())["maddrs"]
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.communicate(timeout=20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def doctor(*flags: str, small_s: float = 10.0) -> tuple[int, dict[str, Any], str]:
@@ -66,9 +50,8 @@ def wrong(report: dict[str, Any]) -> dict[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def seed() -> Iterator[str]:
     """The address of a bootstrap on loopback."""
-    process, addresses = bootstrap()
-    yield addresses[0]
-    end(process)
+    with running() as (_, printed):
+        yield printed["maddrs"][0]
 
 
 def test_all_is_well_on_loopback(seed: str, tmp_path: Path) -> None:
@@ -90,13 +73,12 @@ def test_all_is_well_on_loopback(seed: str, tmp_path: Path) -> None:
 
 def test_a_bootstrap_that_hangs_is_told() -> None:
     """Its daemon still takes connections, but its process stands still: the report says so and ends."""
-    process, addresses = bootstrap()
-    try:
+    with running() as (process, printed):
         process.send_signal(signal.SIGSTOP)
-        code, report, _ = doctor("--initial-peers", addresses[0], small_s=2.0)
-    finally:
-        process.send_signal(signal.SIGCONT)
-        end(process)
+        try:
+            code, report, _ = doctor("--initial-peers", printed["maddrs"][0], small_s=2.0)
+        finally:
+            process.send_signal(signal.SIGCONT)
     assert code == 1
     assert "its process hangs" in wrong(report)["initial peer"]["text"]
     assert "start the bootstrap again" in wrong(report)["initial peer"]["mend"]

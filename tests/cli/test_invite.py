@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2p_diloco.cli import carry_out
 from p2p_diloco.cli import invite as module
-from p2p_diloco.cli import main
 from p2p_diloco.cli.dashboard import _controls
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.cli.join import settings_of
@@ -38,9 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
+    return carry_out(arguments)
 
 
 def test_an_invitation_says_what_it_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +79,8 @@ def test_a_line_is_the_whole_invitation(folder: Path, capsys: pytest.CaptureFixt
         (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["revoke", "shared", "--key", "none.key"], 3, "--invite=none.invite can't be read"),
         (["revoke"], 2, "NAME"),
-        (["kick", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
+        (["kick", "carol"], 4, "can't be reached"),
+        (["kick", "carol", "--key", "none.key"], 3, "--invite=none.invite can't be read"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
         (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),
         (["status", "--invite", "gone"], 3, "--invite=gone can't be read"),
@@ -94,15 +93,6 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert call(*arguments) == code
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert len(Issued.beside(folder / "r.key").entries) == 1
-
-
-def test_nobody_can_be_kicked_from_an_open_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is no run key, and no invitation to revoke."""
-    (folder / "r.key").unlink()
-    assert call("kick", "carol") == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "carol can be kicked from private runs only" in told
-    assert "found the run without --open" in told
 
 
 def revocations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -177,13 +167,17 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With two, or none, it must be named. A peer's identity in the folder is none."""
+    """With two, or none, it must be named; an open run has none. A peer's identity in the folder is none."""
     (folder / "identity.key").write_bytes(b"\x08\x00\x12 an identity")
     assert call("invite", "--name", "early") == 0
     RunKey.create().save(folder / "s.key")
     assert call("invite", "--name", "alice") == 2
     assert "--key is needed: this folder has 2 run keys" in capsys.readouterr().err
     assert call("invite", "--name", "alice", "--key", "r.key") == 0
+    for key in folder.glob("*.key"):
+        key.unlink()
+    assert call("kick", "carol") == 2
+    assert "an open run has none, and lets every peer in" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_invitation_beside_a_key_must_be_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

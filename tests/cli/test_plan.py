@@ -15,7 +15,7 @@ import pytest
 
 from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.plan import inputs
-from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
+from p2p_diloco.cli.plan.inputs import Seen, question, size_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.board import name_of
@@ -116,12 +116,15 @@ def test_png_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 )
 def test_a_wrong_flag_is_named_with_its_value_and_a_mend(change: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error) as raised:
-        question(Asked(**{**FLAGS, **change}), {}, None)
+        question({**FLAGS, **change}, {}, None)
     assert raised.value.mend
 
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
-FLAGS: dict[str, Any] = {"params": "1B", "peers": 4, "bandwidth": "50mbit", "step_time": "1"}
+NONE: dict[str, Any] = dict.fromkeys(
+    ("params", "model", "peers", "bandwidth", "latency", "step_time", "command", "tokens_per_step", "tokens")
+)
+FLAGS = {**NONE, "params": "1B", "peers": 4, "bandwidth": "50mbit", "step_time": "1", "utilisation": 0.95}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ FLAGS: dict[str, Any] = {"params": "1B", "peers": 4, "bandwidth": "50mbit", "ste
 )
 def test_settings_that_can_not_be_computed_are_refused(settings: dict[str, Any], error: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=error):
-        question(Asked(**FLAGS), settings, None)
+        question(FLAGS, settings, None)
 
 
 def test_a_runs_records_fill_in_what_no_flag_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,20 +145,21 @@ def test_a_runs_records_fill_in_what_no_flag_gives(monkeypatch: pytest.MonkeyPat
     seen = Seen(10**6, {"sync_every": 40}, (1e6, 0.0, 3e6), (0.1, 0.2, 0.0), ("ann", "ben", "cas"))
     monkeypatch.setattr(inputs, "_seen", lambda *_: seen)
     settings = {"initial_peers": [ADDRESS]}
-    found = question(Asked(latency="10ms"), settings, None)
+    asked = {**NONE, "latency": "10ms", "utilisation": 0.95}
+    found = question(asked, settings, None)
     assert (found.forecast.params, found.forecast.run.sync_every, found.names) == (10**6, 40, ("ann", "ben", "cas"))
     assert [each.link for each in found.forecast.machines] == [1e6, 1e6, 3e6]
     assert [each.step_s for each in found.forecast.machines] == [0.1, 0.2, 0.2]
-    changed = question(Asked(latency="10ms", params="2M", step_time="1"), {**settings, "sync_every": 80}, None)
+    changed = question({**asked, "params": "2M", "step_time": "1"}, {**settings, "sync_every": 80}, None)
     assert (changed.forecast.params, changed.forecast.run.sync_every) == (2 * 10**6, 80)
     assert {each.step_s for each in changed.forecast.machines} == {1.0}
-    more = question(Asked(latency="10ms", peers=5), settings, None)
+    more = question({**asked, "peers": 5}, settings, None)
     assert [each.link for each in more.forecast.machines] == [2e6] * 5
     assert (more.names[4], len(more.notes)) == ("peer 5", 2)
     unmeasured = Seen(10**6, {}, (0.0, 0.0), (0.1, 0.1), ("ann", "ben"))
     monkeypatch.setattr(inputs, "_seen", lambda *_: unmeasured)
     with pytest.raises(UsageError, match="--bandwidth is missing, and the run's peers have not measured it"):
-        question(Asked(), settings, None)
+        question(asked, settings, None)
 
 
 def test_a_runs_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ WRAPPER = """
 import os, sys
 from p2p_diloco.cli import wrap
 command = [sys.executable, "-c", sys.argv[1]]
-wrap.BY_KERNEL = sys.argv[2] == "kernel"
 sys.exit(wrap.run_command(command, os.environ))
 """
 SLEEPER = """
@@ -35,15 +34,12 @@ print(os.getpid(), flush=True)
 for _ in range(600):  # a signal that comes just before a long sleep would be handled after it
     time.sleep(0.1)
 """
-ways = pytest.mark.parametrize(
-    "way", ["watcher", pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call"))]
-)
 
 
-def wrapped(way: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+def wrapped() -> tuple[subprocess.Popen[str], psutil.Process]:
     """A wrapper around a sleeping command, and the command, ready for signals."""
     wrapper = subprocess.Popen(
-        [sys.executable, "-c", WRAPPER, SLEEPER, way], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRAPPER, SLEEPER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
     assert wrapper.stdout is not None
     return wrapper, psutil.Process(int(wrapper.stdout.readline()))
@@ -73,7 +69,7 @@ def test_what_cannot_be_run_is_the_users_mistake(command: list[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_are_passed_on(number: signal.Signals) -> None:
     """The command gets the signal and decides how to end."""
-    wrapper, command = wrapped("watcher")
+    wrapper, command = wrapped()
     wrapper.send_signal(number)
     out, _ = wrapper.communicate(timeout=50)
     assert out == f"got {int(number)}\n"
@@ -81,10 +77,10 @@ def test_signals_are_passed_on(number: signal.Signals) -> None:
     assert not command.is_running()
 
 
-@ways
-def test_a_killed_wrapper_leaves_no_orphan(way: str) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's call")
+def test_a_killed_wrapper_leaves_no_orphan() -> None:
     """kill -9 on us ends the command too."""
-    wrapper, command = wrapped(way)
+    wrapper, command = wrapped()
     wrapper.kill()
     wrapper.wait(timeout=20)
     psutil.wait_procs([command], timeout=30)
@@ -95,10 +91,7 @@ def test_ignored_signals_stay_ignored() -> None:
     """Under nohup a hangup reaches neither us nor the command."""
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + WRAPPER
     asks = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
-    result = subprocess.run(
-        [sys.executable, "-c", code, asks, "kernel" if sys.platform == "linux" else "watcher"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    result = subprocess.run([sys.executable, "-c", code, asks], capture_output=True, text=True, timeout=60)
     assert result.stdout == "True\n", result.stderr
 
 

@@ -86,25 +86,10 @@ def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
     assert [life.peer for life in world.lives() if "missing" in life.gap] == ["p0"]
 
 
-def test_another_form_is_refused(tmp_path: Path) -> None:
-    """A file of another form is refused, and named."""
-    write(tmp_path / "x.history.gz", history=99)
-    with pytest.raises(ConfigError, match=f"x.history.gz is no history: .* in form 99; this version reads form {FORM}"):
-        read([tmp_path / "x.history.gz"])
-
-
-def test_another_runs_history_is_left_out(
-    world: RecordedWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A file that is named beside those of a newer run is left out, with a warning."""
-    write(tmp_path / "x.history.gz", run_id="other", started=-1.0)
-    assert {life.peer for life in read([*sorted(tmp_path.glob("p*")), tmp_path / "x.history.gz"])} == {"p0", "p1", "p2"}
-    assert "x.history.gz is of another run" in caplog.text
-
-
 def test_of_a_folder_one_run_is_taken(world: RecordedWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a folder with several runs, or several foundings of one, the newest is taken, or the one that is named. A
-    warning names the histories of other foundings. An unknown name lists those there."""
+    warning names the histories of other foundings, and a file that is named beside those of a newer run. An unknown
+    name lists those there."""
     for number, changed in enumerate(({"run_id": "other", "started": -1.0}, {"founded": -5.0, "started": -5.0})):
         write(tmp_path / f"{number}{SUFFIX}", **changed)
     for wanted in (None, "r"):
@@ -113,6 +98,8 @@ def test_of_a_folder_one_run_is_taken(world: RecordedWorld, tmp_path: Path, capl
     assert {life.peer for life in read([tmp_path], "other")} == {"px"}
     with pytest.raises(ConfigError, match=r"no history of the run third; runs there: other, r"):
         read([tmp_path], "third")
+    assert {life.peer for life in read([*tmp_path.glob("p*"), tmp_path / f"0{SUFFIX}"])} == {"p0", "p1", "p2"}
+    assert caplog.messages[-1] == "left out: 0.history.gz is of another run or founding than r"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +156,7 @@ def test_any_other_line_is_damage(tmp_path: Path, line: str) -> None:
             ("rules", {"run": "r", "fragments": [[0]], "stop_after_samples": "soon"}),
         )],
         ("rules", {"run": "r", "fragments": []}, "its rules name no fragment"),
+        ("history", 99, f".* in form 99; this version reads form {FORM}"),
     ],
 )  # fmt: skip
 def test_a_damaged_head_is_named(tmp_path: Path, key: str, value: object, says: str) -> None:

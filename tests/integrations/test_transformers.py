@@ -26,11 +26,11 @@ def transformers() -> None:
     for library in ("transformers", "accelerate"):
         pytest.importorskip(library, reason=f"{library} isn't installed: pip install 'p2p-diloco[hf]'")
     global Copying, DilocoCallback, EarlyStoppingCallback, SampleCounter, Trainer, TrainingArguments
-    global default_data_collator, shared, trained
+    global default_data_collator, trained
     from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator
 
     from p2p_diloco.integrations.transformers import DilocoCallback, SampleCounter
-    from tests.integrations.with_transformers import Copying, shared, trained
+    from tests.integrations.with_transformers import Copying, trained
 
 
 def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
@@ -171,18 +171,19 @@ def test_a_missing_library_is_named_with_its_extra(library: str, monkeypatch: py
 @pytest.mark.parametrize("length", [None, 40])
 def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path, length: int | None) -> None:
     """Every sample is in a step of each epoch, and training ends with the data, also with that of a stream."""
-    model = shared(tmp_path, 1000, epochs=2, length=length, save_strategy="steps", save_steps=4)
+    data_set = {"epochs": 2, "length": length}
+    _, model, _ = trained(tmp_path, 1000, shared=data_set, save_strategy="steps", save_steps=4)
     seen = sorted(value for _, values in model.trained for value in values)
     assert seen == sorted([each["x"].item() for each in data(40)] * 2)
-    resumed = shared(tmp_path, 6, resume=str(tmp_path / "checkpoint-4"))
+    _, resumed, _ = trained(tmp_path, 6, shared={}, resume=str(tmp_path / "checkpoint-4"))
     assert resumed.trained
 
 
 def test_gradients_over_several_batches_need_endless_shared_data(tmp_path: Path) -> None:
     """Trainer makes no step with the last batches of data without a length, so they would be lost."""
-    assert len(shared(tmp_path, 3, gradient_accumulation_steps=2).trained) == 6
+    assert len(trained(tmp_path, 3, shared={}, gradient_accumulation_steps=2)[1].trained) == 6
     with pytest.raises(ConfigError, match="gradient_accumulation_steps=2 must be 1"):
-        shared(tmp_path, 3, gradient_accumulation_steps=2, epochs=1)
+        trained(tmp_path, 3, shared={"epochs": 1}, gradient_accumulation_steps=2)
 
 
 # -- models on disk

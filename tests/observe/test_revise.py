@@ -93,7 +93,7 @@ async def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
     assert not asking.done()
     await swarm.publish([1, 0.5, 0.8, 1])
     values = {**AS_FOUNDED, "outer_lr": 0.5, "outer_momentum": 0.8}
-    assert await asking == Outcome(Revision(1, 0.5), True, values, ("alice",), ("alice",))
+    assert await asking == Outcome(Revision(1, 0.5), True, values, "outer_lr=0.5", ("alice",), ("alice",))
     again = await swarm.ask({"outer_lr": 0.5})
     assert (again.revision, again.news) == (Revision(1, 0.5), False)
 
@@ -269,13 +269,13 @@ async def test_a_stop_that_is_set_already_stays() -> None:
     swarm = Swarm(stop_after_epochs=8)
     await swarm.begin([0, 0.7, 0.9, 0])
     outcome = await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
-    assert (outcome.news, outcome.settings["stop_after_epochs"]) == (False, 8)
+    assert (outcome.news, outcome.told) == (False, "ends for all peers at epoch 8")
 
 
 @awaited
 async def test_a_save_is_over_when_all_that_have_a_folder_have_begun() -> None:
     outcome, there = await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, {"checkpoint": 8}])
-    assert (outcome.saved_by, there) == (("alice",), Revision(1, saves=1))
+    assert (outcome.saved_by, outcome.told, there) == (("alice",), "being saved by alice", Revision(1, saves=1))
 
 
 SAVES = "no live peer of the run main has a checkpoint folder; start a peer with"

@@ -9,6 +9,8 @@ from p2p_diloco.node.run import reply_codec_of
 from p2p_diloco.planning.exchange import (
     FEEDS_BACK,
     HEADERS,
+    SLICE_S,
+    STEP_S,
     WIRE_BYTES,
     Codecs,
     Exchange,
@@ -80,11 +82,10 @@ def test_a_peer_that_aggregates_nothing_waits_for_its_last_means() -> None:
     """Its contributions take P / b; then a round trip, and one slice of each of the two aggregators at b. Another round
     trip is for what the leader says."""
     near, far = exchange(3, 24 * M, (100, 100, 10)), exchange(3, 24 * M, (100, 100, 10), 0.1)
-    assert near.shares[2] == 0
-    assert max(near.ends) == near.ends[2]
-    assert far.ends[2] - near.ends[2] == pytest.approx(0.2)
-    contributions_s = 2 * 24 * M * HEADERS / (10 * M / 8)
-    assert near.ends[2] == pytest.approx(contributions_s * 1.015 + contributions_s * 2 / 24)
+    assert near.sent[2] == 2 * 24 * M
+    assert far.hideable_s - near.hideable_s == pytest.approx(0.2)
+    contributions_s, after_s = 2 * 24 * M * HEADERS / (10 * M / 8), SLICE_S * near.slices + STEP_S * 24 * M
+    assert near.hideable_s == pytest.approx(contributions_s * 1.015 + contributions_s * 2 / 24 + after_s)
 
 
 def test_the_node_limits_a_round_where_the_link_is_fast() -> None:

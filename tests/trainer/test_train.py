@@ -30,7 +30,8 @@ PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n
 
 
 class FakePeer(AbsentPeer):
-    """A run of one that counts, remembers what it was told, and does as its test says."""
+    """A run of one that counts, remembers what it was told, and does as its test says. Its global parameters are no
+    peer's, or with `own` those of its model."""
 
     digest = "agreed"
 
@@ -44,11 +45,12 @@ class FakePeer(AbsentPeer):
         joined_at: int = 0,
         on_report: Any = None,
         peer_id: str = "fake",
+        own: bool = False,
         **_: object,
     ) -> None:
         super().__init__(model, optimizer)
         self.config, self.global_step, self.peer_id = config, joined_at, peer_id
-        self.parameters: Mapping[str, Tensor] = GPT(GPTConfig(1, 16, 2, 16, seed=99)).state_dict()  # no peer's own
+        self.parameters = (model if own else GPT(GPTConfig(1, 16, 2, 16, seed=99))).state_dict()
         self.told: list[tuple[str, float]] = []
         self.held_out: list[float] = []
         self.rates: list[float] = []
@@ -92,37 +94,24 @@ class FakePeer(AbsentPeer):
         self.global_step += 1
 
 
-class Alone(AbsentPeer):
-    """A peer that needs no network: an epoch is `sync_every` steps, and training ends after `stop_after_epochs`."""
-
-    def __init__(self, model: GPT, optimizer: Optimizer, config: RunConfig) -> None:
-        super().__init__(model, optimizer)
-        self.config = config
-
-    def _count(self, *_: object) -> None:
-        super()._count()
-        self.epoch = self.global_step // self.config.sync_every
-        stop = self.config.stop_after_epochs
-        self.finished = stop is not None and self.epoch >= stop
-
-
 def _setting(config: TrainerConfig = TINY) -> SimpleNamespace:
     """What `train` needs, all tiny."""
     model = GPT(GPTConfig(1, 16, 2, 16))
     content = torch.frombuffer(bytearray(PROSE), dtype=torch.uint8)
+    judged = [next(Batches(content, batch_size=8, context=16, seed=0, key="judge"))]
     return SimpleNamespace(
         model=model,
         optimizer=new_optimizer(model, config),
         batches=Batches(content, batch_size=2, context=16, seed=0, key="a"),
-        judged=[next(Batches(content, batch_size=8, context=16, seed=0, key="judge"))],
-        progress=Progress(),
+        judged=judged,
+        progress=Progress(model, judged),
     )
 
 
 def _train(peer_options: dict[str, Any], config: TrainerConfig = TINY, **run: Any) -> SimpleNamespace:
     at = _setting(config)
     at.peer = FakePeer(at.model, at.optimizer, config=RunConfig(**run), **peer_options)
-    at.stopped = train(at.model, at.optimizer, at.peer, at.batches, at.judged, config, at.progress)
+    at.stopped = train(at.model, at.optimizer, at.peer, at.batches, config, at.progress)
     return at
 
 
@@ -146,13 +135,6 @@ def fake_network(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
     return network
-
-
-@pytest.fixture
-def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put `Alone` in Peer's place."""
-    build = lambda model, optimizer, config, local: Alone(model, optimizer, config)  # noqa: E731
-    monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
 
 
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
@@ -188,8 +170,8 @@ def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
     config = TINY.model_copy(update={"eval_every_epochs": 1})
-    with Progress(tmp_path / "rows.jsonl") as progress:
-        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
+    with Progress(at.model, at.judged, tmp_path / "rows.jsonl") as progress:
+        train(at.model, at.optimizer, peer, at.batches, config, progress)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
 
@@ -206,7 +188,7 @@ def test_gradients_are_clipped() -> None:
     at.optimizer.register_step_pre_hook(note)
     peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=5), ends_at_epoch=1)
     config = TINY.model_copy(update={"clip": 0.01})
-    train(at.model, at.optimizer, peer, at.batches, at.judged, config, at.progress)
+    train(at.model, at.optimizer, peer, at.batches, config, at.progress)
     assert norms == pytest.approx([0.01] * 5, rel=1e-3)
 
 
@@ -229,7 +211,7 @@ def test_the_warm_start_is_made_before_the_run_is_founded(text_file: Path, fake_
     fake_network.options = {"ends_at_epoch": 1}
     weights = []
     for _ in range(2):
-        assert main({"sync_every": 2}, PeerConfig(), config) == 0
+        assert main(RunConfig(sync_every=2), PeerConfig(), config) == 0
         weights.append(fake_network.weights)
     cold = GPT(GPTConfig(1, 16, 2, 16)).state_dict()
     for name, value in cold.items():
@@ -243,7 +225,7 @@ def test_the_run_gets_the_settings_that_were_given(text_file: Path, fake_network
     fake_network.options = {"ends_at_epoch": 1}
     peer_config = PeerConfig(run_id="my-run", name="alice")
     config = TINY.model_copy(update={"data": text_file})
-    assert main({"sync_every": 2}, peer_config, config) == 0
+    assert main(RunConfig(sync_every=2), peer_config, config) == 0
     assert fake_network.given["config"].given == {"sync_every": 2}
     assert fake_network.given["local"] is peer_config
     assert fake_network.made.left_with is None
@@ -269,7 +251,7 @@ def test_a_signal_leaves_the_run(
     before = signal.getsignal(signal.SIGTERM)
     fake_network.options = {"on_report": interrupt}
     config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 50})
-    assert main({}, PeerConfig(), config) == status
+    assert main(RunConfig(), PeerConfig(), config) == status
     assert isinstance(fake_network.made.left_with, type)
     assert issubclass(fake_network.made.left_with, KeyboardInterrupt)
     summary = json.loads(capsys.readouterr().out)
@@ -279,13 +261,14 @@ def test_a_signal_leaves_the_run(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.usefixtures("no_run")
-def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No run, no network: the held-out loss of the standard library's text falls well below a fair die's 5.5.
+def test_training_alone_learns_real_text(
+    tmp_path: Path, fake_network: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a run of this peer alone: the held-out loss of the standard library's text falls well below a fair die's 5.5.
 
     The summary is all that goes to stdout; the file gets a row for each step and each evaluation.
     """
-    log = tmp_path / "log.jsonl"
+    log, fake_network.options = tmp_path / "log.jsonl", {"ends_at_epoch": 4, "own": True}
     config = TrainerConfig(
         layers=2,
         width=32,
@@ -297,7 +280,7 @@ def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureF
         num_shards=1,
         summary_json=True,
     )
-    assert main({"sync_every": 20, "stop_after_epochs": 4}, PeerConfig(), config) == 0
+    assert main(RunConfig(sync_every=20, stop_after_epochs=4), PeerConfig(), config) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["stopped"] == "finished"
     assert (summary["steps"], summary["global_step"], summary["epoch"]) == (80, 80, 4)
@@ -329,7 +312,7 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     def part_of(peer_id: str, **own: Any) -> bytes:
         fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
         config = TINY.model_copy(update={"data": tmp_path, "steps": 1, **own})
-        assert main({"sync_every": 1}, PeerConfig(), config) == 0
+        assert main(RunConfig(sync_every=1), PeerConfig(), config) == 0
         return drawn[peer_id]
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Batches", batches)
@@ -355,7 +338,7 @@ def test_what_can_not_be_used_is_said_before_the_run_is_joined(
 ) -> None:
     config = TINY.model_copy(update={"data": text_file, key: value})
     with pytest.raises(ConfigError, match=sentence):
-        main({}, PeerConfig(), config)
+        main(RunConfig(), PeerConfig(), config)
     assert fake_network.made is None
 
 

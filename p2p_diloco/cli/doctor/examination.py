@@ -21,8 +21,8 @@ import typer
 
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.cli.doctor import machine, network
-from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX, Seen
-from p2p_diloco.cli.doctor.report import Found, Report, Visit
+from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX
+from p2p_diloco.cli.doctor.report import Found, Report, Seen, Visit
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
@@ -54,23 +54,13 @@ PATIENT_S = 60.0
 log = logging.getLogger(__name__)
 
 
-LOCAL: Mapping[str, Callable[[RunConfig, PeerConfig, int | None], Iterable[Found]]] = {
-    "versions": lambda *_: machine.versions(),
-    "p2pd": lambda *_: machine.p2pd(machine.p2pd_path()),
-    "memory": lambda run, _, parameters: machine.memory(run, parameters, machine.free_memory()),
-    "disk": lambda _, peer, parameters: machine.disk(peer, parameters),
-}
-"""The checks of this machine, which look for themselves: called with the settings of the run and of the peer, and the
-number of the model's parameters if it is known."""
-NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
-    "port": network.port,
-    "initial peer": network.initial_peers,
-    "clock": network.clock,
-    "transfer": network.transfer,
-    "reachable": network.reachable,
-    "peers": network.peers,
-    "direct": network.direct,
-}
+Check = Callable[[Seen], Iterable[Found]]
+LOCAL: Sequence[Check] = (machine.versions, machine.p2pd, machine.memory, machine.disk)
+"""The checks of this machine, which look for themselves."""
+NETWORK: Sequence[Check] = (
+    network.port, network.initial_peer, network.clock, network.transfer, network.reachable, network.peers,
+    network.direct,
+)  # fmt: skip
 """The checks of what `look_around` has seen."""
 Findings = list[tuple[str, Found]]
 """What was found, after the name of the check."""
@@ -83,6 +73,8 @@ def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: st
     Raises:
         UsageError, ConfigError: the settings can't be used.
     """
+    if not log.isEnabledFor(logging.DEBUG):
+        logging.getLogger("p2p_diloco").setLevel(logging.ERROR)  # the findings say it
     count = None if parameters is None else count_of(parameters, key="--params")
     run_config, peer = read_settings(flags, os.environ, config_file)
     peer = with_invitation(peer)
@@ -103,37 +95,35 @@ async def examine(
 ) -> Report:
     """Make all checks for a peer with these settings, and return the report. `parameters`: the number of its model's
     parameters; None: unknown. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
-    began, seen = time.monotonic(), Seen(peer)
+    began, seen, findings = time.monotonic(), Seen(peer, run_config, parameters), Findings()
     limit_s = LIMIT_S if limit_s is None else limit_s
-    local = asyncio.create_task(asyncio.to_thread(_made, LOCAL, run_config, peer, parameters))
-    around = asyncio.create_task(look_around(seen, local))
+
+    async def look() -> None:
+        findings.extend(await asyncio.to_thread(_made, LOCAL, seen))
+        await look_around(seen, daemon_runs=("p2pd", "bad") not in ((name, one.verdict) for name, one in findings))
+
     try:
-        _, late = await asyncio.wait({local, around}, timeout=limit_s)
-    finally:
-        local.cancel()
-        around.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
-    findings = [] if local in late else local.result()
-    findings += _made(NETWORK, seen)
-    for name, task in ("this machine", local), ("the network", around):
-        if task in late:
-            text = f"the look at {name} was cut off after {limit_s:g} s, so something is missing"
-            mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
-            findings.append(("doctor", Found("warn", text, mend)))
-    if around not in late and (error := around.exception()) is not None:
+        await asyncio.wait_for(look(), limit_s)
+    except asyncio.TimeoutError:
+        text = f"the look at {'the network' if findings else 'this machine'} was cut off after {limit_s:g} s, so "
+        mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
+        findings.append(("doctor", Found("warn", f"{text}something is missing", mend)))
+    except Exception as error:
         findings.append(("doctor", _fault("the network", error)))
+    findings += _made(NETWORK, seen)
     others = [visit for visit in seen.others or () if visit.unreached is None]
     known = {peer_of(visit.address) for visit in others}
     links = [*(visit for visit in seen.reached if peer_of(visit.address) not in known), *others]
     return Report.of(findings, links, time.monotonic() - began)
 
 
-def _made(checks: Mapping[str, Callable[..., Iterable[Found]]], *of: object) -> Findings:
+def _made(checks: Sequence[Check], seen: Seen) -> Findings:
     """Make all these checks. One that fails hides no other."""
     findings: Findings = []
-    for name, check in checks.items():
+    for check in checks:
+        name = check.__name__.replace("_", " ")
         try:
-            findings += [(name, found) for found in check(*of)]
+            findings += [(name, found) for found in check(seen)]
         except Exception as error:
             findings.append(("doctor", _fault(name, error)))
     return findings
@@ -152,17 +142,16 @@ def _fault(name: str, error: BaseException) -> Found:
 # -- looking around
 
 
-async def look_around(seen: Seen, local: asyncio.Task[Findings]) -> None:
-    """Look first at the ports; then at the initial peers, with plain sockets; then, over libp2p, at the initial peers
-    that answered and at the run's peers. The import of Hivemind keeps the processor busy, so it waits for the checks of
-    this machine, which tell whether a daemon can run."""
+async def look_around(seen: Seen, *, daemon_runs: bool) -> None:
+    """Look first at the ports; then at the initial peers, with plain sockets; then, if libp2p's daemon runs here, over
+    libp2p at the initial peers that answered and at the run's peers."""
     peer = seen.peer
     seen.listen, seen.ports = machine.listening(peer)
     seen.own = frozenset(own_addresses.own_hosts())
     seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
     addresses = [address for address, why in seen.answers.items() if why is None]
-    if not addresses or any(name == "p2pd" and found.verdict == "bad" for name, found in await asyncio.shield(local)):
-        return  # no daemon would start, and that finding has the mend
+    if not addresses or not daemon_runs:
+        return
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.snapshot")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting

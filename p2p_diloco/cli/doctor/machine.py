@@ -26,9 +26,9 @@ import psutil
 
 from p2p_diloco import __version__
 from p2p_diloco.addresses import host, port_of
-from p2p_diloco.cli.doctor.report import Found
+from p2p_diloco.cli.doctor.report import Found, Seen
 from p2p_diloco.cli.reach import check_free
-from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, P2PDilocoError, reason
 from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.stale_sockets import FOLDER, check_writable
@@ -57,16 +57,12 @@ VARIABLES = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE|ENDPOINT", re.IGNORECASE)
 _PINNED = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-_CGROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 
 
 # -- programs
 
 
-def versions() -> Iterator[Found]:
+def versions(_: Seen) -> Iterator[Found]:
     """The versions of this package, Python, torch and Hivemind. It is bad if torch or Hivemind is missing, or if the
     versions don't fit together."""
     installed = {name: version_of(name) for name in ("torch", "hivemind")}
@@ -104,11 +100,11 @@ def p2pd_path() -> Path | None:
     return Path(folders[0]) / "hivemind_cli" / "p2pd" if folders else None
 
 
-def p2pd(path: Path | None, sockets: Path = FOLDER) -> Iterator[Found]:
+def p2pd(_: Seen) -> Iterator[Found]:
     """Whether p2pd, libp2p's daemon, is installed, can be started, and can make its sockets."""
-    yield _starts(path)
+    yield _starts(p2pd_path())
     try:
-        check_writable(sockets)
+        check_writable(FOLDER)
     except P2PDilocoError as error:
         yield Found("bad", error.wrong, error.mend)
 
@@ -136,9 +132,10 @@ def _starts(path: Path | None) -> Found:
 # -- memory and disk
 
 
-def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Iterator[Found]:
-    """Whether the free memory is enough for a model with `parameters` parameters. None: the number is unknown."""
-    each = 0 if parameters is None else per_parameter(run, parameters)
+def memory(seen: Seen) -> Iterator[Found]:
+    """Whether the free memory is enough for the model."""
+    parameters, free_bytes = seen.parameters, free_memory()
+    each = 0 if parameters is None else per_parameter(seen.run, parameters)
     needed, free = NODE_BYTES + each * (parameters or 0), f"{bytes_of(free_bytes, ' ')} free"
     text = f"{free}; --params N tells whether a model of N parameters fits"
     if parameters is not None:
@@ -159,15 +156,15 @@ def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Iterator[
 def free_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """The bytes of memory that are free on this machine; in a container, what the container's limit leaves if less."""
     free = psutil.virtual_memory().available
-    for limit, used in _CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            free = min(free, max(0, int((cgroups / limit).read_text()) - int((cgroups / used).read_text())))
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+        limit, used = (int((cgroups / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, limit - used))
     return free
 
 
-def disk(peer: PeerConfig, parameters: int | None) -> Iterator[Found]:
+def disk(seen: Seen) -> Iterator[Found]:
     """Whether this peer can write its checkpoints, and whether the disk has room for them."""
-    folder = peer.checkpoint_dir
+    folder, parameters = seen.peer.checkpoint_dir, seen.parameters
     if folder is None:
         yield Found("ok", "no checkpoints are kept (--checkpoint-dir is unset)")
         return
@@ -183,7 +180,7 @@ def disk(peer: PeerConfig, parameters: int | None) -> Iterator[Found]:
         mend = f"let this user write to {there}, or name another folder with --checkpoint-dir"
         yield Found("bad", f"{folder} can't be written: {reason(error)}", mend)
         return
-    text, copies = f"{folder}: {bytes_of(free_bytes, ' ')} free", peer.keep + 1
+    text, copies = f"{folder}: {bytes_of(free_bytes, ' ')} free", seen.peer.keep + 1
     if parameters is None:
         yield Found("ok", text) if free_bytes >= ROOM_BYTES else Found("warn", text, more)
         return

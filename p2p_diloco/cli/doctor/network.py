@@ -6,19 +6,13 @@ Law: pure. Each check takes what was seen, and says what mends what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from p2p_diloco.addresses import host, ip_protocol, is_loopback, port_of, without_peer
 from p2p_diloco.cli.doctor.machine import USUAL_PORT
-from p2p_diloco.cli.doctor.report import Found, Visit
-from p2p_diloco.config import PeerConfig
+from p2p_diloco.cli.doctor.report import Found, Seen, Visit
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX
 from p2p_diloco.settings import flag
-
-if TYPE_CHECKING:
-    from p2p_diloco.net.reach import DialBack
 
 PEERS_MAX = 8
 """The most peers of the run that are visited, and the most that are named."""
@@ -44,52 +38,12 @@ MENDS = {
 ANY_MEND = "take the address from the bootstrap's join line"
 
 
-@dataclass(slots=True)
-class Seen:
-    """What was found out so far."""
-
-    peer: PeerConfig
-    ports: list[Found] = field(default_factory=list)
-    listen: tuple[str, ...] = ()
-    """The free multiaddrs at which this peer would listen; none in client mode."""
-    answers: dict[str, str | None] = field(default_factory=dict)
-    """Initial peer -> why it doesn't answer; None: it may."""
-    visits: list[Visit] = field(default_factory=list)
-    """Of the initial peers that may answer."""
-    own: frozenset[str] = frozenset()
-    """The IP addresses of this machine."""
-    dialled_back: Mapping[str, DialBack] | None = None
-    """Initial peer -> its answer. Peers that can't dial back are left out. None: they were not asked."""
-    others: list[Visit] | None = None
-    """Of the run's peers; None: none was visited."""
-    private: list[str] = field(default_factory=list)
-    """Names of the run's private peers, which are not visited."""
-    left_out: int = 0
-    """How many more peers of the run there are that were not visited."""
-
-    @property
-    def reached(self) -> list[Visit]:
-        """The initial peers that answered."""
-        return [each for each in self.visits if each.unreached is None]
-
-    @property
-    def outside(self) -> str | None:
-        """The IP address at which others see this machine, if a NAT lies between: if it is not one of its own."""
-        told = (answer.seen_at for answer in (self.dialled_back or {}).values())
-        return next((host(at) for at in told if not is_loopback(at) and host(at) not in self.own), None)
-
-    @property
-    def tried(self) -> list[tuple[str, str | None]]:
-        """The addresses at which the initial peers have dialled this peer, and why each failed; None: it did not."""
-        return [each for answer in (self.dialled_back or {}).values() for each in answer.reached.items()]
-
-
 def port(seen: Seen) -> Iterator[Found]:
     """Whether this peer can listen as its settings say."""
     yield from seen.ports
 
 
-def initial_peers(seen: Seen) -> Iterator[Found]:
+def initial_peer(seen: Seen) -> Iterator[Found]:
     """Which initial peers answer. If one does, the others are only warnings, because one is enough."""
     if not seen.peer.initial_peers:
         mend = "add --initial-peers and the address from the bootstrap's join line"

@@ -1,4 +1,4 @@
-"""The values of a report and how it is shown: as a table, or as JSON.
+"""The values of an examination: what was seen, what was found, and the report, as a table or as JSON.
 
 Law: values and their text; nothing is checked here.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from p2p_diloco.addresses import peer_of, without_peer
+from p2p_diloco.addresses import host, is_loopback, peer_of, without_peer
+from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.reach import DialBack
 
 SCHEMA_VERSION = 1
 INITIAL = "initial peer"
@@ -74,6 +78,49 @@ class Visit:
             "peer_id": peer_of(self.address), "name": self.name, "address": self.place, "rtt_s": self.rtt_s,
             "rate": self.rate, "way": self.way,
         }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Seen:
+    """The settings of a run and a peer, and what was found out so far."""
+
+    peer: PeerConfig
+    run: RunConfig = field(default_factory=RunConfig)
+    parameters: int | None = None
+    """How many parameters the model has; None: unknown."""
+    ports: list[Found] = field(default_factory=list)
+    listen: tuple[str, ...] = ()
+    """The free multiaddrs at which this peer would listen; none in client mode."""
+    answers: dict[str, str | None] = field(default_factory=dict)
+    """Initial peer -> why it doesn't answer; None: it may."""
+    visits: list[Visit] = field(default_factory=list)
+    """Of the initial peers that may answer."""
+    own: frozenset[str] = frozenset()
+    """The IP addresses of this machine."""
+    dialled_back: Mapping[str, DialBack] | None = None
+    """Initial peer -> its answer. Peers that can't dial back are left out. None: they were not asked."""
+    others: list[Visit] | None = None
+    """Of the run's peers; None: none was visited."""
+    private: list[str] = field(default_factory=list)
+    """Names of the run's private peers, which are not visited."""
+    left_out: int = 0
+    """How many more peers of the run there are that were not visited."""
+
+    @property
+    def reached(self) -> list[Visit]:
+        """The initial peers that answered."""
+        return [each for each in self.visits if each.unreached is None]
+
+    @property
+    def outside(self) -> str | None:
+        """The IP address at which others see this machine, if a NAT lies between: if it is not one of its own."""
+        told = (answer.seen_at for answer in (self.dialled_back or {}).values())
+        return next((host(at) for at in told if not is_loopback(at) and host(at) not in self.own), None)
+
+    @property
+    def tried(self) -> list[tuple[str, str | None]]:
+        """The addresses at which the initial peers have dialled this peer, and why each failed; None: it did not."""
+        return [each for answer in (self.dialled_back or {}).values() for each in answer.reached.items()]
 
 
 @dataclass(frozen=True, slots=True)

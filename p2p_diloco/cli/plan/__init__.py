@@ -66,8 +66,7 @@ def plan(
 
     Nothing is sent. With --initial-peers or --invite, what no flag gives is read from the run's records.
     """
-    from p2p_diloco.cli.plan.inputs import Asked
     from p2p_diloco.cli.plan.view import answer
 
-    asked = {**ctx.params, "command": (ctx.obj or []) if measure or ctx.obj else None}
-    answer(Asked(**{name: asked[name] for name in Asked.__dataclass_fields__}), flags, config, png, as_json=as_json)
+    command = (ctx.obj or []) if measure or ctx.obj else None
+    answer({**ctx.params, "command": command}, flags, config, png, as_json=as_json)

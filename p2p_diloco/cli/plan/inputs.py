@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -26,7 +27,8 @@ from p2p_diloco.cli.wrap import check_command, tied
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.interrupts import run as run_in_loop
-from p2p_diloco.observe.figures import RATES, TIMES, count_of, is_zero, number
+from p2p_diloco.observe.figures import RATES, TIMES, count_of, number
+from p2p_diloco.planning.advice import Advice, advise
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 from p2p_diloco.settings import read_settings, without_ours
@@ -42,21 +44,9 @@ LOOK_EVERY_S = 0.05
 END_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The flags as given; None: not given. `command`: the command after --; None: no script's steps are to be timed."""
-
-    params: str | None = None
-    model: Path | None = None
-    peers: int | None = None
-    bandwidth: str | None = None
-    latency: str | None = None
-    step_time: str | None = None
-    command: Sequence[str] | None = None
-    measure_steps: int = 20
-    tokens_per_step: str | None = None
-    tokens: str | None = None
-    utilisation: float = 0.95
+Asked = Mapping[str, Any]
+"""The values of the flags, by name; None: not given. `command`: the command after --; None: no script's steps are to be
+timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +63,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The inputs of a forecast and of its advice. `wanted`: the utilisation; `tokens`: how many to train on (None:
-    unknown); `names`: of the peers; `notes`: for the user, what was assumed or taken from elsewhere."""
+    """A forecast and its advice. `tokens`: how many to train on (None: unknown); `names`: of the peers; `notes`: for
+    the user, what was assumed or taken from elsewhere."""
 
     forecast: Forecast
-    wanted: float
+    advice: Advice
     tokens: int | None
     names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -90,11 +80,11 @@ def question(asked: Asked, settings: Mapping[str, object], config_file: Path | N
         UsageError, ConfigError: a value is missing or can't be used. NoBootstrapReached: no peer of the run answers.
     """
     run, _ = read_settings(settings, os.environ, config_file)
-    tokens_per_step = _count(asked.tokens_per_step, "--tokens-per-step", "tokens")
-    tokens = _count(asked.tokens, "--tokens", "tokens")
+    tokens_per_step = _count(asked["tokens_per_step"], "--tokens-per-step", "tokens")
+    tokens = _count(asked["tokens"], "--tokens", "tokens")
     if tokens is not None and tokens_per_step is None:
         mend = "add the tokens of one peer's inner step: batch size × context length"
-        raise UsageError("needs --tokens-per-step", key="--tokens", value=asked.tokens, mend=mend)
+        raise UsageError("needs --tokens-per-step", key="--tokens", value=asked["tokens"], mend=mend)
     seen = _seen(settings, config_file) if {"initial_peers", "invite"} & settings.keys() else Seen()
     if seen.config:
         run = RunConfig(**{**seen.config, **run.given})
@@ -110,21 +100,21 @@ def question(asked: Asked, settings: Mapping[str, object], config_file: Path | N
         raise ConfigError(wrong, key="num_fragments", value=run.num_fragments, mend=mend)
     numbered = tuple(f"peer {number + 1}" for number in range(forecast.peers))
     names = seen.names if len(seen.names) == forecast.peers else numbered
-    return Question(forecast, asked.utilisation, tokens, names, tuple(notes))
+    return Question(forecast, advise(forecast, asked["utilisation"], tokens), tokens, names, tuple(notes))
 
 
 def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:
-    links = [each * 1e6 / 8 for each in _values(asked.bandwidth, "--bandwidth", RATES, "50mbit")]
-    delays = _values(asked.latency, "--latency", TIMES, "60ms")
-    steps = _values(asked.step_time, "--step-time", _SECONDS, "0.5")
-    if asked.command is not None:
+    links = [each * 1e6 / 8 for each in _values(asked["bandwidth"], "--bandwidth", RATES, "50mbit")]
+    delays = _values(asked["latency"], "--latency", TIMES, "60ms")
+    steps = _values(asked["step_time"], "--step-time", _SECONDS, "0.5")
+    if asked["command"] is not None:
         if steps:
             mend = "leave it out, or leave out --measure"
-            raise UsageError("is measured already", key="--step-time", value=asked.step_time, mend=mend)
-        steps = [step_time(asked.command, asked.measure_steps)]
-        notes.append(f"a step took {steps[0]:.3g} s on this machine, by median of {asked.measure_steps}")
-    peers = asked.peers or max(len(links), len(delays), len(steps), len(seen.names))
-    if asked.peers is None and peers < 2:
+            raise UsageError("is measured already", key="--step-time", value=asked["step_time"], mend=mend)
+        steps = [step_time(asked["command"], asked["measure_steps"])]
+        notes.append(f"a step took {steps[0]:.3g} s on this machine, by median of {asked['measure_steps']}")
+    peers = asked["peers"] or max(len(links), len(delays), len(steps), len(seen.names))
+    if asked["peers"] is None and peers < 2:
         raise UsageError("is missing", key="--peers", mend="say how many peers, e.g. --peers 4")
     links = links or _recorded("links", seen.links, peers, min, notes) or [LONE_LINK] * (peers == 1)
     steps = steps or _recorded("step times", seen.steps_s, peers, max, notes)
@@ -164,13 +154,12 @@ def _recorded(
 
 def _values(text: str | None, key: str, units: Mapping[str, float], example: str) -> list[float]:
     """The numbers in a flag's `text`; empty if it is None. They must be positive; a latency may also be 0."""
-    each_text = [] if text is None else text.split(",")
-    found = [number(each, units) for each in each_text]
-    for each, value in zip(each_text, found, strict=True):
-        if not value and (key != "--latency" or not is_zero(each, units)):
-            mend = f"write e.g. {example}, or one for each peer with commas"
-            raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
-    return found
+    found = [] if text is None else [number(each, units) for each in text.split(",")]
+    values = [value for value in found if value or (value == 0 and key == "--latency")]
+    if len(values) != len(found):
+        mend = f"write e.g. {example}, or one for each peer with commas"
+        raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
+    return values
 
 
 def _count(text: str | None, key: str, what: str) -> int | None:
@@ -232,12 +221,14 @@ def _read(times: Path) -> list[list[float]]:
 
 
 def _params(asked: Asked, seen: Seen) -> int:
-    if asked.params is not None and asked.model is not None:
-        raise UsageError("names the model's size as well", key="--model", value=asked.model, mend="leave out --params")
-    if asked.params is not None:
-        return count_of(asked.params, key="--params", most=COUNT_MAX)
-    if asked.model is not None:
-        return size_of(asked.model)
+    if asked["params"] is not None and asked["model"] is not None:
+        raise UsageError(
+            "names the model's size as well", key="--model", value=asked["model"], mend="leave out --params"
+        )
+    if asked["params"] is not None:
+        return count_of(asked["params"], key="--params", most=COUNT_MAX)
+    if asked["model"] is not None:
+        return size_of(asked["model"])
     if not seen.params:
         raise UsageError("is missing", key="--params", mend="give the number of trained parameters, e.g. --params 1B")
     return seen.params

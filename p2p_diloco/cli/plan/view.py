@@ -6,7 +6,6 @@ Law: only shows what `planning` computes. Data go to stdout, progress to stderr.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -20,8 +19,7 @@ import typer
 from p2p_diloco.cli.plan.inputs import Asked, Question, question
 from p2p_diloco.errors import ConfigError, UsageError, reason
 from p2p_diloco.observe.figures import bytes_of
-from p2p_diloco.observe.plot import Curve, Moment, text_plot, write_png
-from p2p_diloco.planning.advice import Advice, advise
+from p2p_diloco.observe.plot import Curve, Moment, Plot
 from p2p_diloco.planning.forecast import Course, Forecast
 
 SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
@@ -41,31 +39,24 @@ def answer(
         UsageError, ConfigError: an input is missing or can't be used. NoBootstrapReached: no peer of the run answers.
     """
     asks = question(asked, settings, config_file)
-    advice = advise(asks.forecast, asks.wanted, asks.tokens)
     if png is not None:
-        _draw(asks, png)
+        try:
+            plot_of(asks).png(png)
+        except ImportError:
+            mend = "install it: pip install 'p2p-diloco[plot]', or leave --png out"
+            raise UsageError("needs matplotlib, which isn't installed", key="--png", value=png, mend=mend) from None
+        except (OSError, ValueError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"can't be written ({why})", key="--png", value=png, mend="name another file") from None
+        typer.echo(f"wrote {png}", err=True)
     if as_json:
-        typer.echo(json.dumps(as_object(asks, advice), indent=2))
+        typer.echo(json.dumps(as_object(asks), indent=2))
     else:
         width = get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
-        typer.echo("\n".join(drawn(asks, advice, width)))
+        typer.echo("\n".join(drawn(asks, width)))
 
 
-def _draw(asks: Question, png: Path) -> None:
-    curves, moments, _ = curves_of(asks.forecast)
-    title, x_label = headline(asks).replace(", H=", "\nH="), "bandwidth of the slowest link, Mbit/s"
-    try:
-        write_png(png, curves, moments, title=title, x_label=x_label, y_label="utilisation", log_x=True)
-    except ImportError:
-        mend = "install it: pip install 'p2p-diloco[plot]', or leave --png out"
-        raise UsageError("needs matplotlib, which isn't installed", key="--png", value=png, mend=mend) from None
-    except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"can't be written ({why})", key="--png", value=png, mend="name another file") from None
-    typer.echo(f"wrote {png}", err=True)
-
-
-def as_object(question: Question, advice: Advice) -> dict[str, Any]:
+def as_object(question: Question) -> dict[str, Any]:
     """The forecast as one JSON object; docs/planning.md describes every field."""
     forecast, names = question.forecast, question.names
     return {
@@ -94,7 +85,7 @@ def as_object(question: Question, advice: Advice) -> dict[str, Any]:
         },
         "memory_bytes": forecast.memory._asdict(),
         "ways": {key: _way(course, question.tokens) for key, course in forecast.ways.items()},
-        "advice": asdict(advice),
+        "advice": asdict(question.advice),
     }
 
 
@@ -116,9 +107,9 @@ def _unit(forecast: Forecast) -> str:
 # -- for people
 
 
-def drawn(question: Question, advice: Advice, width: int) -> Iterator[str]:
+def drawn(question: Question, width: int) -> Iterator[str]:
     """The whole answer, in lines of at most `width` columns."""
-    forecast = question.forecast
+    forecast, advice = question.forecast, question.advice
     yield headline(question)
     yield from (f"  {note}" for note in question.notes)
     yield ""
@@ -133,12 +124,11 @@ def drawn(question: Question, advice: Advice, width: int) -> Iterator[str]:
         for one in advice.codecs
     ]
     yield from _columns([("codec", "reply_codec", "bytes a parameter", "exchange", "smallest H"), *choices])
-    marked = [("•", line) for line in advices(question, advice)] + [("!", line) for line in advice.warnings]
+    marked = [("•", line) for line in advices(question)] + [("!", line) for line in advice.warnings]
     for mark, line in marked:
         yield fill(line, width - 1, initial_indent=f"  {mark} ", subsequent_indent="    ", break_on_hyphens=False)
-    alike = len({each.link for each in forecast.machines}) == 1
-    yield f"\nUtilisation by the bandwidth of {'the links' if alike else 'the slowest link'}"
-    yield from _plot(forecast, min(width - 1, 78))
+    yield ""
+    yield from plot_of(question).text(min(width - 1, 78), ROWS)
 
 
 def headline(question: Question) -> str:
@@ -209,9 +199,9 @@ def verdict(forecast: Forecast) -> str:
     return f"Together {gain:.2f} times as much as the fastest peer alone, of {best:.2f} possible."
 
 
-def advices(question: Question, advice: Advice) -> Iterator[str]:
+def advices(question: Question) -> Iterator[str]:
     """The advice as sentences, for two peers or more."""
-    run, how = question.forecast.run, advice.streaming
+    run, advice, how = question.forecast.run, question.advice, question.advice.streaming
     if question.forecast.utilisation >= advice.wanted:
         yield f"H={run.sync_every} is enough: the smallest that suffices is {advice.sync_every:,}."
     else:
@@ -236,24 +226,18 @@ def advices(question: Question, advice: Advice) -> Iterator[str]:
     yield (unlike if advice.pace == "time" else alike) + " --mode async is for speeds that change within a round."
 
 
-def _plot(forecast: Forecast, width: int) -> list[str]:
-    """Curves of utilisation, as lines of text; the axis is logarithmic."""
-    curves, moments, (low, high) = curves_of(forecast)
-    shown = [Curve(c.label, c.mark, tuple((math.log10(x / low), y) for x, y in c.points)) for c in curves]
-    marks = [Moment(math.log10(each.x / low), each.label) for each in moments]
-    return text_plot(shown, marks, math.log10(high / low), width, ROWS, "bandwidth", ends=(mbit(low), mbit(high)))
-
-
-def curves_of(forecast: Forecast) -> tuple[list[Curve], list[Moment], tuple[float, float]]:
-    """The curves of utilisation by the bandwidth of the slowest link in Mbit/s, of this run and of data-parallel
-    training; a mark at the user's slowest link; and the least and the greatest bandwidth of the curves."""
-    here = 8e-6 * min(each.link for each in forecast.machines)
+def plot_of(question: Question) -> Plot:
+    """Curves of utilisation by the bandwidth of the slowest link in Mbit/s, of this run and of data-parallel training,
+    with a mark at the user's slowest link."""
+    here = 8e-6 * min(each.link for each in question.forecast.machines)
     low, high = here / 10**DECADES, here * 10**DECADES
     links = [low * (high / low) ** (point / POINTS) for point in range(POINTS + 1)]
-    on = [(each, forecast.on_links(each * 1e6 / 8)) for each in links]
+    on = [(each, question.forecast.on_links(each * 1e6 / 8)) for each in links]
     run = Curve("this run", "●", tuple((x, each.utilisation) for x, each in on))
     other = Curve("data-parallel", "○", tuple((x, each.data_parallel.utilisation) for x, each in on))
-    return [run, other], [Moment(here, f"yours: {mbit(here)}")], (low, high)
+    title, x_label = headline(question).replace(", H=", "\nH="), "bandwidth of the slowest link, Mbit/s"
+    yours = Moment(here, f"yours: {mbit(here)}")
+    return Plot(title, x_label, "utilisation", low, high, (run, other), (yours,), log_x=True)
 
 
 def mbit(value: float) -> str:
