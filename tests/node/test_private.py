@@ -4,7 +4,9 @@ theirs is readable in the DHT."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +27,7 @@ from p2p_diloco.tensors.layout import Layout
 from tests.net.members import ADDRESS, KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited, until
-from tests.node.conftest import QUICK, MemoryPeer, entered, specs, stop
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, specs, stop
 
 GRANTS: dict[str, bytes] = {}
 """By which grant each peer was admitted."""
@@ -37,7 +39,8 @@ class PrivatePeer(MemoryPeer):
     def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
         peer = id_of(name)
         super().__init__(network, peer, dict(QUICK), **options)
-        self.access = Access(membership(peer), KEY if founds else None)
+        self.invited = invitation()
+        self.access = Access(membership(peer, self.invited), KEY if founds else None)
         GRANTS[peer] = self.access.member.own.id
         self.inbox.grant_of = lambda peer: GRANTS.get(peer, peer)
         plain = self.transport
@@ -65,6 +68,26 @@ async def test_members_train_together_and_the_dht_shows_nothing() -> None:
         for (_, _), (value, _) in stored.items():
             assert b"sync_every" not in value
             assert b"training" not in value
+
+
+@awaited
+async def test_a_history_has_no_secrets(tmp_path: Path) -> None:
+    """Neither the files of a private run's peers nor what is compressed in them have the members' secret, the seed of
+    a grant, the run key, the run's token, or an address."""
+    network, config = MemoryNetwork(), {"history_path": tmp_path}
+    peers = [PrivatePeer(network, "a", founds=True, **config), PrivatePeer(network, "b", **config)]
+    for peer in peers:
+        await peer.enter()
+    for _ in range(3):
+        await exchange(*peers)
+    secrets = [peers[0].node._run.token, KEY._seed, *(s for p in peers for s in (p.invited.seed, p.invited.secret))]
+    secrets.append(membership(id_of("a")).token_salt)
+    await stop(*peers)
+    first, second = (path.read_bytes() for path in tmp_path.glob("r/*"))
+    for content in (first, second, gzip.decompress(first), gzip.decompress(second)):
+        assert not any(form in content for secret in secrets for form in (secret, secret.hex().encode()))
+        assert b"/memory/" not in content
+    assert b"Slice" in gzip.decompress(first)
 
 
 @awaited

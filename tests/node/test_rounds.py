@@ -40,11 +40,12 @@ async def pair(network: MemoryNetwork | None = None) -> tuple[MemoryPeer, Memory
     return first, other
 
 
+@pytest.mark.parametrize("fragment_layout", ["contiguous", "strided"])
 @awaited
-async def test_three_nodes_make_the_same_steps_to_the_bit() -> None:
+async def test_three_nodes_make_the_same_steps_to_the_bit(fragment_layout: str) -> None:
     """The weighted mean of what all have sent, then the step of SGD with Nesterov momentum, in each of two fragments;
     nobody is refused."""
-    config = {**EXACT, "num_fragments": 2, "sync_every": 2, "start_peers": 3}
+    config = {**EXACT, "num_fragments": 2, "sync_every": 2, "start_peers": 3, "fragment_layout": fragment_layout}
     peers = await entered("abc", config, sizes=SIZES)
     theta, moment, layout = torch.zeros(24), torch.zeros(24), peers[0].node._run.layout
     for number in range(6):
