@@ -136,7 +136,7 @@ class Evil:
             frames.write(what)
 
 
-async def refused_by_both(world: World, evil: Evil, *, opens: bool = False) -> Unreachable | None:
+async def refused_by_both(world: World, *, opens: bool) -> Unreachable | None:
     """Open a stream through the evil relay; nothing may arrive at either end. `opens`: one end may think for a moment
     that it has a stream."""
     a, b = await world.peer(0), await world.peer(1)
@@ -155,6 +155,14 @@ async def refused_by_both(world: World, evil: Evil, *, opens: bool = False) -> U
     return error
 
 
+async def pose_as_b(pipe: Pipe) -> None:
+    """Answer the TLS handshake with a key of its own, and hear nothing."""
+    with contextlib.suppress(OSError):
+        inside = await tls_of(KEYS[3]).secured(pipe, A, server=True)
+        assert not await inside.more(AT_ONCE_S)  # in TLS 1.3 the server is refused afterwards
+
+
+OPENS = ("another sender", "the receiver as the sender")
 LIES: dict[str, dict[str, Any]] = {
     "another sender": {"sender": KEYS[2].peer_id},
     "the receiver as the sender": {"sender": B},
@@ -166,47 +174,25 @@ LIES: dict[str, dict[str, Any]] = {
     "a refusal": {"to_a": Refused("no\nsuch peer")},
     "the end for the dialler": {"to_a": None},
     "the end for the receiver": {"to_b": None},
+    "in the peer's place": {"in_place_of_b": pose_as_b},
+    "hangs before the answer": {"to_a": NOTHING},
+    "hangs in TLS": {"change": lambda data: b""},
 }
 
 
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("lie", LIES)
 @plays(run)
-async def test_a_lie_in_the_handshake_ends_the_stream(world: World, lie: str) -> None:
-    """At both ends, at once, and nothing is delivered. In TLS 1.3 the client thinks for a moment that it has a stream,
-    where the server refuses it."""
+async def test_a_lie_in_the_handshake_ends_the_stream(world: World, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends, at once or at the deadline, and nothing is delivered. In TLS 1.3 the client thinks for a moment
+    that it has a stream, where the server refuses it."""
+    if lie.startswith("hangs"):
+        monkeypatch.setattr(module, "OPEN_S", 0.5)
     evil = Evil(world)
     vars(evil).update(LIES[lie])
-    refused = await refused_by_both(world, evil, opens=True)
-    assert (refused is None) == (lie in ("another sender", "the receiver as the sender"))
-
-
-@plays(run)
-async def test_the_relay_cannot_pose_as_the_peer(world: World) -> None:
-    """It answers the TLS handshake itself, with a key of its own, and hears nothing."""
-    evil = Evil(world)
-
-    async def in_place_of_b(pipe: Pipe) -> None:
-        with contextlib.suppress(OSError):
-            inside = await tls_of(KEYS[3]).secured(pipe, A, server=True)
-            assert not await inside.more(AT_ONCE_S)  # in TLS 1.3 the server is refused afterwards
-
-    evil.in_place_of_b = in_place_of_b
-    assert await refused_by_both(world, evil) is not None
-
-
-HANGS: dict[str, dict[str, Any]] = {"before the answer": {"to_a": NOTHING}, "in TLS": {"change": lambda data: b""}}
-
-
-@pytest.mark.parametrize("hang", HANGS)
-@plays(run)
-async def test_a_relay_that_hangs_costs_one_deadline(world: World, monkeypatch: pytest.MonkeyPatch, hang: str) -> None:
-    """At whichever point; both ends then close."""
-    monkeypatch.setattr(module, "OPEN_S", 0.5)
-    evil = Evil(world)
-    vars(evil).update(HANGS[hang])
-    error = await refused_by_both(world, evil)
-    assert "too long" in str(error)
+    refused = await refused_by_both(world, opens=lie in OPENS)
+    assert (refused is None) == (lie in OPENS)
+    assert ("too long" in str(refused)) == lie.startswith("hangs")
 
 
 @plays(run)
@@ -306,7 +292,8 @@ async def test_a_relay_that_is_away_takes_no_other_s_place(world: World, monkeyp
 
 @plays(run)
 async def test_the_relays_in_a_peer_s_addresses_are_remembered(world: World) -> None:
-    """With their own addresses, unless these are known. Anything else is ignored, and a later record replaces all."""
+    """With their own addresses, unless these are known. Anything else is ignored, and a later record replaces all.
+    Peers without relays take no room, and with too many that have some the oldest is forgotten."""
     a = await world.peer(0)
     a._daemon.introduce("r2", ["/ip4/20.0.0.2/tcp/1/p2p/r2"])
     a.introduce(
@@ -329,12 +316,6 @@ async def test_the_relays_in_a_peer_s_addresses_are_remembered(world: World) -> 
     a.introduce(B, [f"/ip4/20.0.0.1/tcp/1/p2p/many{n}/p2p-circuit/p2p/{B}" for n in range(100)])
     assert len(a.relays_of(B)) == RELAYS_MAX
     assert len([relay for relay in a._daemon.known if relay.startswith("many")]) == RELAYS_MAX
-
-
-@plays(run)
-async def test_what_is_remembered_of_strangers_is_bounded(world: World) -> None:
-    """Peers without relays take no room, and with too many that have some the oldest is forgotten."""
-    a = await world.peer(0)
     for number in range(PEERS_COUNTED_MAX + 5):
         a.introduce(f"plain{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/plain{number}"])
         a.introduce(f"{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/{number}"])
