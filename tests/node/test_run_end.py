@@ -115,13 +115,12 @@ def ending_of(transport: Any, replica: Any, folder: Path | None = None, group: s
     return ending.Ending(common, group)
 
 
-# -- what is left behind
-
-
 @awaited
-async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path) -> None:
+async def test_an_ended_run_is_left_in_the_dht_and_on_disk_and_not_founded_anew(tmp_path: Path) -> None:
     """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
-    the last checkpoint, though `save_every` doesn't divide the last epoch."""
+    the last checkpoint, though `save_every` doesn't divide the last epoch. A newcomer ends with the epoch, the reason
+    and the mend, whether the run's record is there, or only that of its end; and it doesn't train on from a waiting
+    peer's older state either."""
     network = MemoryNetwork()
     await to_the_end(tmp_path, network=network)
     founding = founding_in(network)
@@ -136,6 +135,23 @@ async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path)
         assert kept is not None
         assert (kept.model, kept.signer) == (model, name)
         assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
+
+    sentence = await gives_up(MemoryPeer(network, "new"), Refused)  # long before its wait_timeout
+    assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
+    assert "choose another run id" in sentence
+    step_back(tmp_path, "a")
+    patience_s = 2 * QUICK["heartbeat_timeout"] + 0.5
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
+    sentences = await asyncio.gather(gives_up(a), gives_up(MemoryPeer(network, "newer", wait_timeout=patience_s)))
+    assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
+
+    del network.records["r/config"]
+    for new in (MemoryPeer(network, "founder", QUICK), MemoryPeer(network, "aggregator", sizes=None)):
+        await new.start()
+        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
+            await new.hear("run", timeout_s=20.0)
+        await new.stop()
+    assert "r/config" not in network.records
 
 
 # -- who starts afterwards
@@ -159,40 +175,6 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(tmp_path: Path) -
         for mend in ("checkpoint_dir has checkpoint-3", "from_checkpoint and new_generation", "stop_after_epochs"):
             assert mend in sentence
     assert not (tmp_path / "a" / ending.FILE).exists()
-
-
-@awaited
-async def test_a_newcomer_does_not_found_a_run_that_has_ended(tmp_path: Path) -> None:
-    """The run's record is there, but no peer holds its state: founding again would start another lineage. The newcomer
-    doesn't train on from a waiting peer's older state either."""
-    network = MemoryNetwork()
-    await to_the_end(tmp_path, network=network)
-    patience_s = 2 * QUICK["heartbeat_timeout"] + 0.5
-    sentence = await gives_up(MemoryPeer(network, "new"), Refused)  # long before its wait_timeout
-    assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
-    assert "choose another run id" in sentence
-    step_back(tmp_path, "a")
-    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
-    sentences = await asyncio.gather(gives_up(a), gives_up(MemoryPeer(network, "newer", wait_timeout=patience_s)))
-    assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
-
-
-@awaited
-async def test_a_newcomer_founds_no_run_in_an_ended_runs_name() -> None:
-    """Only the record of the end is left in the swarm. A peer without a checkpoint ends with the epoch, the reason and
-    the mend, whether it could found the run or, as an aggregator, not."""
-    network = MemoryNetwork()
-    (a,) = await entered("a", {**QUICK, "stop_after_epochs": STOP}, network)
-    while not a.memory.finished:
-        await a.exchange(1.0)
-    await a.stop()
-    del network.records["r/config"]
-    for new in (MemoryPeer(network, "founder", QUICK), MemoryPeer(network, "aggregator", sizes=None)):
-        await new.start()
-        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
-            await new.hear("run", timeout_s=20.0)
-        await new.stop()
-    assert "r/config" not in network.records
 
 
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
