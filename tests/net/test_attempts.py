@@ -43,24 +43,6 @@ class Attempts:
         return first(ways, stagger_s=STAGGER_S, discard=self.discarded.append, failed=failed)
 
 
-@plays(timed)
-async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
-    """The result of the other one is discarded; a failure at the same moment doesn't matter."""
-    for _ in range(20):  # the order of a set may vary
-        attempts = Attempts(4)
-        racing = asyncio.create_task(attempts.first())
-        for _ in range(3):
-            await clock.passes(1.1 * STAGGER_S)
-        assert attempts.begun == [0, 1, 2, 3]
-        attempts.outcomes[1].set_exception(OSError("no"))
-        for number in (0, 2, 3):
-            attempts.outcomes[number].set_result(str(number))
-        assert await racing == "0"
-        await clock.passes(0.0)
-        assert attempts.discarded == ["2", "3"]
-        assert attempts.failures == []
-
-
 @pytest.mark.parametrize("in_time", [True, False])
 @plays(timed)
 async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:

@@ -41,11 +41,20 @@ def der(made: x509.Certificate) -> bytes:
     return made.public_bytes(Encoding.DER)
 
 
-def test_a_member_is_admitted_by_what_its_grant_says() -> None:
-    """By the whole chain, or by a leaf that TLS has verified."""
+def test_a_member_is_admitted_by_what_its_grant_says_until_it_ends() -> None:
+    # a member is admitted by what its grant says. By the whole chain, or by a leaf that TLS has verified.
     assert admit_chain(CHAIN, BOB, NOW, RUNS) == replace(GRANT, der=b"")
     assert admit_chain(CHAIN, BOB, NOW) == admit(split(CHAIN)[1], KEY.public, BOB, NOW) == replace(GRANT, der=b"")
     assert Grant.read(GRANT.der) == GRANT
+
+    # a revoked or expired grant is refused. With the leaf alone, too.
+    leaf = split(CHAIN)[1]
+    assert admit(leaf, KEY.public, BOB, NOW, frozenset([b"12345678"]))
+    for now, banned in ((NOW, frozenset([GRANT.id])), (NOW + DAY, frozenset[bytes]())):
+        with pytest.raises(Stranger):
+            admit_chain(CHAIN, BOB, now, RUNS, banned)
+        with pytest.raises(Stranger):
+            admit(leaf, KEY.public, BOB, now, banned)
 
 
 def test_every_flipped_bit_of_a_chain_is_refused() -> None:
@@ -171,17 +180,6 @@ def test_a_chain_that_is_not_valid_here_is_refused(
     with pytest.raises(Stranger, match=r"^not a member of this run$"):
         admit_chain(shown(), EVE, NOW, RUNS)
     assert EVE in caplog.text
-
-
-def test_a_revoked_or_expired_grant_is_refused() -> None:
-    """With the leaf alone, too."""
-    leaf = split(CHAIN)[1]
-    assert admit(leaf, KEY.public, BOB, NOW, frozenset([b"12345678"]))
-    for now, banned in ((NOW, frozenset([GRANT.id])), (NOW + DAY, frozenset[bytes]())):
-        with pytest.raises(Stranger):
-            admit_chain(CHAIN, BOB, now, RUNS, banned)
-        with pytest.raises(Stranger):
-            admit(leaf, KEY.public, BOB, now, banned)
 
 
 @pytest.mark.parametrize(

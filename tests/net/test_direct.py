@@ -17,7 +17,7 @@ from p2p_diloco.net.dial_back import PORTS_MAX
 from p2p_diloco.net.direct import places_of
 from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.net.listener import CONNECTIONS_PER_PEER_MAX, KNOCK_BYTES, Listener
+from p2p_diloco.net.listener import CONNECTIONS_PER_PEER_MAX, Listener
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, Start, ask_to_dial_back, changed_offers, let_in, offer_of, pair, run
@@ -218,20 +218,6 @@ async def test_each_failure_doubles_the_wait_for_the_next_attempt(
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
 
 
-@plays(run)
-async def test_without_a_direct_connection_or_libp2p_a_peer_is_unreachable(start: Start) -> None:
-    """The sender hears it at once, and that the peer's addresses refused."""
-    a = start("a")
-
-    async def nobody(peer: str) -> tuple[Pipe, str]:
-        raise Unreachable("nobody is there", refused=True)
-
-    a.exchange._dial = nobody
-    with pytest.raises(Unreachable) as caught:
-        await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
-    assert caught.value.refused
-
-
 # -- connections that break, stand still or are closed while payloads are under way
 
 
@@ -329,45 +315,6 @@ def test_places_are_known_hosts_with_offered_ports(addresses: list[str], places:
     """Each host at which the peer is known, with the ports of its IP version. A relay's address leads to another peer
     and is left out."""
     assert places_of([(4, 40), (6, 60)], addresses) == places
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-@plays(run)
-async def test_a_peer_that_listens_on_ipv6_alone_is_reached(start: Start) -> None:
-    """A peer that listens on ::1 alone is reached there."""
-    a, b = start("a"), start("b", hosts=("::1",))
-    if not b.direct.listener.ports:
-        pytest.skip("this machine has no ::1")
-    b.known_at = "/ip6/::1/tcp/1"
-    await a.send("b", b"six")
-    assert a.traffic.ways() == {"b": "direct"}
-
-
-@plays(run)
-async def test_a_listener_that_is_another_peer_receives_nothing(start: Start) -> None:
-    """It is of the same run, and gets the knock, but no payload."""
-    a, b, impostor = start("a"), start("b"), start("impostor")
-    heard: list[bytes] = []
-
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(KNOCK_BYTES)
-        pipe = await Pipe.adopt(reader, writer)
-        with contextlib.suppress(OSError):
-            inside = await impostor.direct._tls.secured(pipe, "a", server=False)
-            await inside.more(AT_ONCE_S)
-            heard.append(bytes(inside.unread))
-        pipe.abort()
-
-    server = await asyncio.start_server(hear, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    a.told = lambda offer: replace(offer, ports=((4, port),))
-    with changed_offers(a):
-        await a.send("b", b"secret")
-    assert b.box.got == [("a", b"h", b"secret")]
-    assert a.traffic.ways() == {"b": "libp2p"}
-    server.close()
-    await server.wait_closed()
-    await until(lambda: heard in ([], [b""]))
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -492,19 +492,6 @@ async def test_the_number_of_kept_streams_is_limited(start: Start, monkeypatch: 
         assert peers[2].libp2p_streams == streams
 
 
-@plays(run)
-async def test_closing_ends_what_waits_for_a_stream(start: Start) -> None:
-    """A message and a payload, at once."""
-    a, _ = start("a"), start("b")
-    hangs: Any = lambda peer, **_: asyncio.sleep(direct_peers.LIMITS.read_timeout_s)  # noqa: E731
-    a.exchange._dial = a.exchange.links._dial = hangs
-    sends = [asyncio.create_task(a.exchange.send("b", b"h", payload)) for payload in (memoryview(b"x"), None)]
-    await asyncio.sleep(0)  # both have begun
-    await asyncio.wait_for(a.close(), AT_ONCE_S)
-    ended = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), AT_ONCE_S)
-    assert [type(end) for end in ended] == [Unreachable] * 2
-
-
 # -- one of a kind for each peer
 
 

@@ -10,7 +10,6 @@ import socket
 import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, FrameError, encode
-from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.listener import (
     KNOCK_BYTES,
     KNOCK_LIFE_S,
@@ -121,18 +120,6 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
 
 
 @plays(run)
-async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
-    """A peer that asks is refused, and the port is closed."""
-    a, b = start("a"), start("b")
-    port = b.port
-    b.direct.end()
-    with pytest.raises(Refusal, match="closing"):
-        await a.direct._ask("b", b"")
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
-
-
-@plays(run)
 async def test_a_connection_let_in_while_the_listener_ends_is_closed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,8 +156,8 @@ def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, in
         Offer.unpack(Offer(ports, bytes(KNOCK_BYTES)).pack())
 
 
-def test_a_knock_expires() -> None:
-    """While any knock is valid, connections are expected."""
+def test_knocks_expire_and_are_limited() -> None:
+    # a knock expires. While any knock is valid, connections are expected.
     now = 100.0
     knocks = Knocks(lambda: now)
     assert not knocks
@@ -183,9 +170,8 @@ def test_a_knock_expires() -> None:
     assert knocks.use(late) == ("a", False)
     assert not knocks
 
-
-def test_the_number_of_knocks_is_limited() -> None:
-    """A peer's newest replaces its own oldest only; beyond the total limit the oldest of all goes."""
+    # the number of knocks is limited. A peer's newest replaces its own oldest only; beyond the total limit the
+    # oldest of all goes.
     knocks = Knocks(lambda: 100.0)
     other = knocks.draw("other", sends=False)
     drawn = [knocks.draw("greedy", sends=False) for _ in range(KNOCKS_PER_PEER_MAX + 1)]

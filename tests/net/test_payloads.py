@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -38,23 +36,6 @@ async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) 
     assert not down._under_way
     assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
     assert (a.talks, a.libp2p_streams) == (1, 0)
-
-
-@plays(run)
-async def test_only_the_inbox_holds_a_payloads_memory(start: Start) -> None:
-    """When the inbox lets go of it, it is freed, though the connection stays open and nothing else comes on it."""
-    a, b = start("a"), start("b")
-    come: list[weakref.ref[object]] = []
-
-    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-        assert payload is not None
-        come.append(weakref.ref(payload.obj))
-
-    b.box.deliver = deliver  # type: ignore[method-assign]
-    await a.send("b", bytes(1000))
-    gc.collect()
-    assert [memory() is None for memory in come] == [True]
-    assert not any(pipe.ended for pipe in b.direct.listener._serving)
 
 
 @plays(run)

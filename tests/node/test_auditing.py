@@ -19,7 +19,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import pack
 from p2p_diloco.node import auditing
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
-from p2p_diloco.node.examining import SLICES, Case
+from p2p_diloco.node.examining import Case
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
@@ -318,17 +318,6 @@ async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done
     assert not a._verdicts._proofs
 
 
-@met("ab")
-async def test_a_mean_is_shown_before_its_owner_has_applied_its_commit_itself(
-    swarm: Swarm, a: Audits, case: Case
-) -> None:
-    """a may have all means earlier."""
-    b = swarm.audits["b"]
-    b._cases._made[case.mean] = b._cases._cases.pop(case.mean)
-    a._begin(case)
-    await until(lambda: case.right)
-
-
 @met("abc")
 async def test_copies_that_an_owner_refuses_come_from_others_at_once(swarm: Swarm, a: Audits, case: Case) -> None:
     """The wait for the owner would be longer than this test."""
@@ -339,16 +328,6 @@ async def test_copies_that_an_owner_refuses_come_from_others_at_once(swarm: Swar
     b._cases.get(case.mean).copies = {}
     a._begin(case)
     await until(lambda: case.right)
-
-
-@met("ab")
-async def test_copies_for_another_audit_do_not_shorten_the_wait(swarm: Swarm, a: Audits, case: Case) -> None:
-    with silent(swarm.audits["b"]):
-        a._begin(case)
-        for _ in range(3 * SLICES):
-            await asyncio.sleep(0.01)
-            a._examiner.came.set()
-        assert not case.over
 
 
 @met("ab")

@@ -164,19 +164,6 @@ async def test_a_joiner_with_another_base_is_warned(
 
 
 @awaited
-async def test_an_aggregator_learns_the_model() -> None:
-    """A peer without a model gets the layout from the others, and holds the state."""
-    network = MemoryNetwork()
-    helper = MemoryPeer(network, "h", sizes=None)
-    await helper.start()
-    await helper.hear("progress")
-    (a,) = await entered("a", network=network)
-    assert len((await helper.hear("run"))["layout"]["params"]) == 1
-    await helper.hear("ready")
-    await a.exchange(1.0)
-
-
-@awaited
 async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest.LogCaptureFixture) -> None:
     """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
     with one sentence that names the mends. The same identity that has founded the run may do it again; so may one that

@@ -121,8 +121,9 @@ async def test_a_member_cannot_replace_the_runs_record(caplog: pytest.LogCapture
     assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 
-def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
-    """The signature covers the run's name and every byte of the record."""
+def test_what_members_alone_know_and_sign() -> None:
+    # a signed record holds for its run and content only. The signature covers the run's name and every byte of
+    # the record.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     record = RunRecord.founding(Run("r", RunConfig(), layout), "a", 1.0)
     access = Access(membership(id_of("a")), KEY)
@@ -137,13 +138,19 @@ def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
     assert not Access(membership(id_of("a"), invitation(key=OTHER_KEY))).founded_by_the_key("r", value)
     assert signature_of(record.pack())[1] == b""
 
-
-def test_the_token_is_a_secret_of_the_members() -> None:
-    """A stranger that knows name, settings and model can't compute it; an open run's token is as before."""
+    # the token is a secret of the members. A stranger that knows name, settings and model can't compute it; an
+    # open run's token is as before.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     salted = Run("r", RunConfig(), layout, membership(id_of("a")).token_salt)
     assert salted.token == Run("r", RunConfig(), layout, membership(id_of("b")).token_salt).token
     assert salted.token != Run("r", RunConfig(), layout).token
+
+    # an invitation names addresses that other machines may reach. Only a machine without a network names those
+    # that no other machine reaches.
+    here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
+    assert invited_through([bootstrap], [here, near]) == [bootstrap, near]
+    assert invited_through([], [here, near]) == [near]
+    assert invited_through([], [here]) == [here]
 
 
 @awaited
@@ -173,14 +180,6 @@ async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytes
     await entered("a", network=network)
     monkeypatch.setattr(observing, "PEERS_S", 30.0)
     await observing._refuse_without_peers(reader, "r")
-
-
-def test_an_invitation_names_addresses_that_other_machines_may_reach() -> None:
-    """Only a machine without a network names those that no other machine reaches."""
-    here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
-    assert invited_through([bootstrap], [here, near]) == [bootstrap, near]
-    assert invited_through([], [here, near]) == [near]
-    assert invited_through([], [here]) == [here]
 
 
 NEAR = ADDRESS.replace("192.0.2.1", "127.0.0.1")

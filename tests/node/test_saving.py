@@ -16,7 +16,7 @@ import torch
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.state import founding, is_sound
+from p2p_diloco.core.state import founding
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.node import saving
@@ -29,7 +29,6 @@ from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
-from tests.node.test_restart import disk
 
 
 def run_for(config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
@@ -261,30 +260,3 @@ async def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Pat
         peer.replica.revision = Revision(asked, saves=asked) if asked else FOUNDED
         await peer.reach(epoch, 10 * epoch)
     assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
-
-
-@awaited
-async def test_a_run_goes_on_from_the_disks_of_its_peers(tmp_path: Path) -> None:
-    """All make the same state of them, which others find sound."""
-    config, network = {**QUICK, "num_fragments": 2, "sync_every": 2, "slice_elements": 1}, MemoryNetwork()
-
-    def peers() -> list[MemoryPeer]:
-        return [MemoryPeer(network, name, config, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
-
-    made = peers()
-    await asyncio.gather(*(peer.enter(theta=1.0) for peer in made))
-    for _ in range(4):
-        await exchange(*made)
-    theta = made[0].memory.theta.tolist()
-    await stop(*made)
-    network = MemoryNetwork()
-    again = peers()
-    await asyncio.gather(*(peer.enter() for peer in again))
-    assert [peer.memory.theta.tolist() for peer in again] == [theta] * 2
-    held = [[log.held for log in peer.node.replica.logs] for peer in again]
-    assert held[0] == held[1]
-    assert all(is_sound(state) for state in held[0])
-    (late,) = await entered("c", {}, network, sizes=(3, 2))
-    assert late.memory.theta.tolist() == theta
-    await exchange(*again, late)
-    assert late.memory.theta.tolist() == again[0].memory.theta.tolist() != theta

@@ -9,7 +9,7 @@ from p2p_diloco.node.status import LastRound
 
 
 def test_slots_and_vectors_do_not_overlap() -> None:
-    """Writing all of one thing leaves all others alone; memory begins zeroed."""
+    # slots and vectors do not overlap. Writing all of one thing leaves all others alone; memory begins zeroed.
     fd = create(3)
     memory = SharedMemory(fd, 3)
     assert memory.theta.tolist() == memory.delta.tolist() == [0, 0, 0]
@@ -27,8 +27,7 @@ def test_slots_and_vectors_do_not_overlap() -> None:
     assert memory.delta.tolist() == [8, 8, 8]
     os.close(fd)
 
-
-def test_a_peer_without_a_model_shares_the_header_alone() -> None:
+    # a peer without a model shares the header alone
     fd = create(0)
     memory = SharedMemory(fd, 0)
     memory.finished = 1

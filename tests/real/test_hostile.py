@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger, until_told
-from nodes import RUN_ID, SLICES, STEP_S, Field
+from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
+from nodes import RUN_ID, SLICES, Field
 
-from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.status import PeerStatus
@@ -93,59 +93,6 @@ def test_a_stranger_says_nothing(field: Field) -> None:
     field.do(row())
 
 
-def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
-    """A state with θ = 0 and more samples than any honest one, versions of the next generation, a commit of a round
-    that another leads, and a claim of a term that no later claim could exceed. It could all be a late answer, so it
-    isn't told."""
-
-    async def row() -> None:
-        async with liar(field, "prophet") as member:
-            for _ in range(10):
-                state = await member.look()
-                version = state.version
-                forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1)
-                links = (*state.links, (forged.epoch, forged.chain))
-                await member.tell_all(Head(0, replace(state, version=forged, links=links)))
-                for number in range(SLICES):
-                    await member.tell_all(Part(0, forged, number), STATE_ZEROS)
-                raised = replace(version, generation=version.generation + 1)
-                await member.tell_all(Told((raised,), (((raised.epoch, raised.chain),),)))
-                await member.tell_all(Claim(0, (await member.look()).version, 2**40))
-                made = member.commit(member.choice((member.id, member.ready())))
-                await member.tell_all(made)
-                assert (made.version.epoch, made.version.chain) not in (await member.look()).links
-            assert not member.got(Ask)
-            votes = member.got(Vote)
-            assert votes
-            assert all(vote.leader != member.id and vote.term < 2**20 for vote in votes)
-            await field.goes_on()
-        for node in field.nodes:
-            assert node.memory.theta.abs().min() > 0
-
-    field.do(row())
-
-
-def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field) -> None:
-    """The honest peers' states don't list the member, and their samples don't grow by more than theirs."""
-
-    async def row(weight: float, samples: int) -> None:
-        async with liar(field, f"boaster-{samples}") as member:
-            member.weight, member.samples = weight, samples
-
-            async def say() -> None:
-                await member.look()
-                await member.tell(member.leader, member.contribution())
-
-            await until_told(member, "its contribution is refused: a number is out of range", say)
-            state = await member.look()
-            assert member.id not in state.roll
-            assert state.version.samples <= len(field.nodes) * state.version.epoch
-            await field.goes_on()
-
-    field.do(row(1e9, 1))
-    field.do(row(1.0, 2**40))
-
-
 def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
     """However often they come, and from however many peers with one invitation: so H stays at half at least."""
 
@@ -209,30 +156,6 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
             return meanwhile
 
     assert abs(field.do(row())) < 1.3
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_greater_model_that_one_member_tells_is_not_taken(field: Field, forks: bool) -> None:
-    """It says that it is a thousand epochs ahead, on the run's lineage or on one of its own, and would hand over zeros
-    as parameters. Nobody asks for them, and rounds go on as before."""
-
-    async def row() -> None:
-        for node in field.nodes:
-            node.step_s = 1.0  # else no peer seems to be behind for long enough
-        async with liar(field, "usurper") as member:
-            member.ahead, member.forks = 1000, forks
-            await member.take_part()
-            await member.until(lambda: [ask for ask in member.got(Ask) if ask.fragment is None], "asked what it holds")
-            await field.goes_on(8)
-            assert not [ask for ask in member.got(Ask) if ask.fragment is not None]
-            assert field.epoch < member.version().epoch
-
-    try:
-        field.do(row())
-    finally:
-        for node in field.nodes:
-            node.step_s = STEP_S
 
 
 HUGE = 10**9
