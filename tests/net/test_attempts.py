@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -20,13 +18,10 @@ class Attempts:
     """Attempts that a test ends one by one."""
 
     def __init__(self, count: int) -> None:
-        self.begun: list[int] = []
         self.discarded: list[str] = []
-        self.failures: list[str] = []
         self.outcomes = [asyncio.get_running_loop().create_future() for _ in range(count)]
 
     async def attempt(self, number: int) -> str:
-        self.begun.append(number)
         return str(await self.outcomes[number])
 
     async def stubborn(self, number: int) -> str:
@@ -36,11 +31,6 @@ class Attempts:
         except asyncio.CancelledError:
             await asyncio.sleep(0)
             return "in spite of it"
-
-    def first(self) -> Coroutine[Any, Any, str]:
-        ways = [partial(self.attempt, number) for number in range(len(self.outcomes))]
-        failed = lambda error: self.failures.append(str(error))  # noqa: E731
-        return first(ways, stagger_s=STAGGER_S, discard=self.discarded.append, failed=failed)
 
 
 @pytest.mark.parametrize("in_time", [True, False])

@@ -64,8 +64,6 @@ class RealNode(MemoryPeer):
         self.digests: dict[int, str] = {}
         """Of the whole model, by epoch, as this node has merged them."""
         self.delta, self.step_s = 1.0, STEP_S
-        self.brought_forward: list[bool] = []
-        """For each of its exchanges whether a real trainer would have made it early, because of a nudge."""
         self._training: asyncio.Task[None] | None = None
 
     async def begin(self, initial_peers: list[str]) -> None:
@@ -85,7 +83,6 @@ class RealNode(MemoryPeer):
 
     async def _train(self) -> None:
         while True:
-            self.brought_forward.append(self.memory.goal > self.epoch)
             await self.exchange(self.delta)
             await asyncio.sleep(self.step_s)
 

@@ -8,8 +8,6 @@ over real connections.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +17,7 @@ from nodes import RUN_ID, SLICES, Field
 
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.records import BOARD
-from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.wire import Describe, Nudge
-from p2p_diloco.observe import revise
-from p2p_diloco.observe.snapshot import look
-from p2p_diloco.observe.view import lines
-from tests.net.members import KEY, invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -93,29 +85,6 @@ def test_a_stranger_says_nothing(field: Field) -> None:
     field.do(row())
 
 
-def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
-    """However often they come, and from however many peers with one invitation: so H stays at half at least."""
-
-    async def row() -> None:
-        async with contextlib.AsyncExitStack() as members:
-            invited = invitation(name="hasty")
-            hasty = [await members.enter_async_context(liar(field, "hasty", invited)) for _ in range(3)]
-            began = [len(node.brought_forward) for node in field.nodes]
-            answers = list[str]()
-            while any(len(node.brought_forward) < begin + 12 for node, begin in zip(field.nodes, began, strict=True)):
-                for member in hasty:
-                    answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
-            await field.tells(
-                "hasty", "the last nudge with the sender's invitation came less than a round ago", nodes=3
-            )
-            assert "" in answers
-            for node, begin in zip(field.nodes, began, strict=True):
-                assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
-            await field.goes_on()
-
-    field.do(row())
-
-
 def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_over(field: Field) -> None:
     """Each peer computes the version, and counts only so many newcomers: it says why it does not take the commit. One
     with 500 invented peers would take room in every state for ever. The next one commits, and two that were held up
@@ -156,58 +125,3 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
             return meanwhile
 
     assert abs(field.do(row())) < 1.3
-
-
-HUGE = 10**9
-FALSE = {"epoch": HUGE, "revision": HUGE, "revision_known": HUGE, "outer_lr": 99.0, "outer_momentum": 0.5,
-         "steps_per_second": 1e30, "sync_every": 1, "loss": 1e30, "counted_samples": 2**62}  # fmt: skip
-"""What its record tells."""
-
-
-async def tells_wonders(member: Liar) -> None:
-    """Publish a false record until cancelled, as often as an honest peer publishes its own; and beside each of the
-    others' records one in that peer's name, of another life that has ended."""
-    while True:
-        for peer in (member.id, *(node.id for node in member.field.nodes)):
-            state, life = ("training", member.incarnation) if peer == member.id else ("finished", 0)
-            status = PeerStatus(peer_id=peer, name=member.name, role="worker", state=state, time=time.time(),
-                                incarnation=life, **FALSE)  # type: ignore[arg-type]  # fmt: skip
-            await member.transport.store(BOARD.key(RUN_ID, peer), peer, status.pack(), 30.0)
-        await asyncio.sleep(0.5)
-
-
-def test_the_record_of_a_member_decides_nothing(field: Field) -> None:
-    """Its epoch, revision, speed and loss are out of all proportion, and in the others' names it says that they have
-    finished. What is shown of the run is what they say, and the run is changed and stopped as its founder asks. This
-    is the last row, because it ends the run."""
-
-    async def row() -> None:
-        asker = revise.Asker(KEY, KEY.public)
-        async with liar(field, "wonder") as member:
-            telling = asyncio.create_task(tells_wonders(member))
-            eyes = field.nodes[0].transport
-            while not any(peer.epoch == HUGE for peer in (await look(eyes, RUN_ID)).peers):
-                await asyncio.sleep(0.1)
-            seen = await look(eyes, RUN_ID)
-            assert lines(seen)
-            states = {peer.peer_id: peer.state for peer in seen.peers}
-            assert all(states[node.id] != "finished" for node in field.nodes)
-            assert 0 < seen.run.epoch < HUGE
-            assert (seen.run.revision, seen.run.outer_lr) == (0, 1.0)
-            assert seen.run.samples is not None
-            assert seen.run.samples < HUGE
-
-            changed = await revise.revise(eyes, RUN_ID, asker, {"stop_after_epochs": 10**6}, 60.0)
-            assert (changed.revision.number, changed.news) == (1, True)
-            assert {"a", "b", "c"} <= set(changed.known_by)
-            await field.goes_on()
-
-            stopped = await revise.stop(eyes, RUN_ID, asker, 60.0)
-            assert stopped.news
-            assert (stopped.settings["stop_after_epochs"] or HUGE) < 10**6
-            honest = {node.id for node in field.nodes}
-            while {peer for peer, told in (await field.statuses()).items() if told.state == "finished"} != honest:
-                await asyncio.sleep(0.1)
-            telling.cancel()
-
-    field.do(row())
