@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import Way
-from p2p_diloco.net.framing import Accepted, Bulk, FrameStream, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameStream, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
@@ -97,43 +97,38 @@ def sending(
     )
 
 
-@pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
+@pytest.mark.parametrize(
+    ("said", "outcome", "reached", "fit"),
+    [
+        ([Progress(3), Accepted()], Accepted(), [3, 10], True),
+        ([Progress(3), Refused("no")], Refused("no"), [3], True),  # it may not have arrived as a whole
+        # even half a frame behind an answer would be taken for the beginning of the next answer
+        ([encode(Accepted()) + b"p2d"], Accepted(), [10], False),
+        ([encode(Accepted()) * 2], Accepted(), [10], False),
+        # progress must grow, and not exceed the payload
+        ([Progress(3), Progress(3)], None, [3], False),
+        ([Progress(3), Progress(2)], None, [3], False),
+        ([Progress(11)], None, [], False),
+    ],
+)
 @plays(alone, 2)
-async def test_bytes_after_an_answer_make_a_stream_unfit(stream: Outgoing, far: FrameStream, rest: bytes) -> None:
-    """Even half a frame would be taken for the beginning of the next answer."""
-    send = sending(stream, 10)
-    await asyncio.sleep(0.01)
-    far.pipe.write(encode(Accepted()) + rest)
-    assert await send == Accepted()
-    assert not stream.fit
-
-
-@pytest.mark.parametrize("counts", [(3, 3), (3, 2), (11,)])
-@plays(alone, 2)
-async def test_wrong_progress_ends_the_stream(stream: Outgoing, far: FrameStream, counts: tuple[int, ...]) -> None:
-    """Progress must grow, and not exceed the payload."""
-    reached: list[int] = []
-    send = sending(stream, 10, reached=reached.append)
-    for count in counts:
-        far.write(Progress(count))
-    with pytest.raises(Unreachable, match="not asked for"):
-        await send
-    assert reached == list(counts[:-1])
-    assert stream.ended
-
-
-@pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
-@plays(alone, 2)
-async def test_only_an_accepted_payload_is_reported_as_arrived(
-    stream: Outgoing, far: FrameStream, verdict: Accepted | Refused
+async def test_what_comes_back_for_a_payload(
+    stream: Outgoing, far: FrameStream, said: list[bytes | Frame], outcome: Frame | None, reached: list[int], fit: bool
 ) -> None:
-    """A refused one may not have arrived as a whole."""
-    reached: list[int] = []
-    send = sending(stream, 10, reached=reached.append)
-    far.write(Progress(3))
-    far.write(verdict)
-    assert await send == verdict
-    assert reached == ([3, 10] if verdict == Accepted() else [3])
+    """Its verdict, what of it is reported as arrived, and whether the stream may carry others; what was not asked for
+    ends the stream."""
+    told: list[int] = []
+    send = sending(stream, 10, reached=told.append)
+    await asyncio.sleep(0.01)
+    for one in said:
+        far.pipe.write(one if isinstance(one, bytes) else encode(one))
+    if outcome is None:
+        with pytest.raises(Unreachable, match="not asked for"):
+            await send
+        assert stream.ended
+    else:
+        assert await send == outcome
+    assert (told, stream.fit) == (reached, fit)
 
 
 @plays(alone, 2)
@@ -152,9 +147,6 @@ async def test_later_payloads_do_not_extend_a_deadline(stream: Outgoing, far: Fr
     results = await asyncio.gather(*sends, return_exceptions=True)
     assert [type(result) for result in results] == [Unreachable] * 2
     assert told < 10
-
-
-# -- anything at any moment
 
 
 # -- anything at any moment
