@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import re
@@ -104,27 +105,23 @@ def test_a_port_in_use_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "status"),
-    [("127.0.0.1:9464", 200), ("localhost:9464", 200), (socket.gethostname(), 200), ("evil.example", 403), ("", 403)],
+    ("host", "named", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:9464", 200),
+        ("127.0.0.1", "localhost:9464", 200),
+        ("127.0.0.1", socket.gethostname(), 200),
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "", 403),
+        ("0.0.0.0", "gpu-7.example:9464", 200),  # other machines may name this one as their DNS does
+    ],
 )
-def test_another_site_s_name_for_this_machine_gets_no_answer(named: str, status: int) -> None:
+def test_another_site_s_name_for_this_machine_gets_no_answer(host: str, named: str, status: int) -> None:
     """A page in the user's browser, whose name's DNS points here, would read the metrics."""
-    with served("127.0.0.1", 0, PeersCollector("main", lambda: [FULL])) as port:
-        assert _answered(port, named) == status
-
-
-def test_other_machines_may_name_this_one_as_their_dns_does() -> None:
-    with served("0.0.0.0", 0, PeersCollector("main", lambda: [FULL])) as port:
-        assert _answered(port, "gpu-7.example:9464") == 200
-
-
-def _answered(port: int, named: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10.0)
-    try:
-        connection.request("GET", "/metrics", headers={"Host": named})
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    with served(host, 0, PeersCollector("main", lambda: [FULL])) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10.0)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Host": named})
+            assert connection.getresponse().status == status
 
 
 @awaited
