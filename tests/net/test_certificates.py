@@ -172,9 +172,7 @@ LATER = replace(GRANT, expires=int(NOW + 9 * DAY))
         pytest.param(lambda: b"", id="empty"),
     ],
 )
-def test_a_chain_that_is_not_valid_here_is_refused(
-    shown: Callable[[], bytes], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_chain_not_valid_here_is_refused(shown: Callable[[], bytes], caplog: pytest.LogCaptureFixture) -> None:
     """The text is the same for every reason; the reason is in this peer's log."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(Stranger, match=r"^not a member of this run$"):

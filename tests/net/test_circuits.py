@@ -232,9 +232,7 @@ async def test_a_cancelled_dial_leaves_nothing(world: World, after_s: float) -> 
 
 
 @plays(run)
-async def test_a_registration_is_renewed_after_the_relay_s_restart(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_registration_is_renewed_after_a_restart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Meanwhile the peer announces no address there."""
     monkeypatch.setattr(module, "REGISTER_AGAIN_S", 0.05)
     a, _, relay = await two(world)

@@ -50,9 +50,7 @@ async def test_who_is_unknown_or_of_another_run_or_version_is_not_taken_for_dead
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @real
-async def test_the_daemons_death_is_reported(
-    join: Join, number: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_daemons_end_is_told(join: Join, number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     """The node is told why, direct connections end, and later calls fail at once. It is no error in the log if the
     daemon was asked to end, as ^C in a terminal, or the stop of a service, asks each process."""
     reasons: asyncio.Queue[str] = asyncio.Queue()

@@ -88,9 +88,7 @@ async def test_a_connection_is_replaced_after_so_many_bytes(start: Start, monkey
 
 
 @plays(run)
-async def test_beyond_the_limit_the_least_recently_used_connection_is_closed(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_least_recently_used_connection_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `OPEN_MAX` connections open, a new one replaces the one that was used longest ago."""
     monkeypatch.setattr(direct_module, "OPEN_MAX", 2)
     a = start("a")
@@ -161,9 +159,7 @@ async def test_without_listeners_all_payloads_go_over_libp2p(start: Start) -> No
 
 
 @plays(run)
-async def test_an_address_that_never_answers_delays_one_payload_briefly(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_mute_address_delays_one_payload_briefly(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first payload waits a tenth of the time to connect, later ones don't wait. After the attempt has failed the
     next one comes after a while, and no payload waits for it. An answered payload clears the failure."""
     monkeypatch.setattr(direct_module, "PATIENCE_PART", 0.1)
@@ -202,9 +198,7 @@ async def test_an_address_that_never_answers_delays_one_payload_briefly(
 
 
 @plays(run)
-async def test_each_failure_doubles_the_wait_for_the_next_attempt(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_failure_doubles_the_wait(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a limit. Several failures at the same time count as one."""
     a = start("a")
     now = 1000.0

@@ -212,7 +212,7 @@ async def test_a_sender_tells_a_slow_receiver_from_a_frozen_one(rig: Rig, clock:
 @pytest.mark.parametrize("answer", [b"nonsense", Message(b"")])
 @pytest.mark.parametrize("payload", [None, bytes(1000)])
 @rigged
-async def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(
+async def test_who_answers_with_no_answer_is_unreachable(
     rig: Rig, answer: bytes | Frame, payload: bytes | None
 ) -> None:
     """At once, not at a deadline."""

@@ -183,9 +183,7 @@ async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) ->
 
 
 @plays(run)
-async def test_pending_streams_are_few_and_members_get_in_all_the_same(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_pending_streams_are_few_and_members_get_in(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """The oldest pending stream makes room, of the same peer first. One line in the log counts them."""
     caplog.set_level(logging.INFO)
     me, a = start(ME), start(A)
@@ -207,9 +205,7 @@ STRANGERS = Message(membership(S, invitation(key=OTHER_KEY)).chain)
 
 @pytest.mark.parametrize("frame", [None, Bulk(b"", 0), Message(b"no certificate"), STRANGERS])
 @plays(run)
-async def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate(
-    start: Start, frame: Frame | None
-) -> None:
+async def test_a_listener_that_is_no_member_gets_the_certificate_alone(start: Start, frame: Frame | None) -> None:
     """Whether it closes the stream or says something else. If it shows a stranger's certificate the dialler takes the
     peer for dead: no other process can have its id."""
     a = start(A)

@@ -66,9 +66,7 @@ async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Star
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
 @plays(run)
-async def test_a_connection_without_a_handshake_is_closed_at_its_deadline(
-    start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes
-) -> None:
+async def test_a_connection_needs_a_handshake(start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes) -> None:
     """Silence, another protocol, half a handshake: closed and counted, while other connections are served."""
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
     with by_hand() as clock:
@@ -120,9 +118,7 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
 
 
 @plays(run)
-async def test_a_connection_let_in_while_the_listener_ends_is_closed(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_let_in_at_the_end_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener ends between the moment when its peer was proven and the moment when the connection is served."""
     a, b = start("a"), start("b")
     proved = Listener._proved

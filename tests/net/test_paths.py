@@ -185,9 +185,7 @@ async def broken(start: Start, clock: ByHand) -> Sides:
 
 
 @plays(run, 2)
-async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
-    start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broken_path_is_avoided(start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon would open streams on the dead connection at once, and nothing would pass."""
     answering: list[bool] = [False, False, True]
 

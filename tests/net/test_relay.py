@@ -170,9 +170,7 @@ async def test_a_peer_that_was_registered_a_moment_ago_is_gone(world: World) -> 
 
 
 @plays(run)
-async def test_each_ping_is_answered_and_silence_ends_the_registration(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pings_are_answered_and_silence_ends_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that hangs is gone after the two deadlines."""
     monkeypatch.setattr(module, "PING_S", 0.2)
     monkeypatch.setattr(module, "PONG_S", 0.2)
@@ -226,9 +224,7 @@ async def test_a_flood_of_pings_takes_no_memory(world: World, monkeypatch: pytes
 
 
 @plays(run)
-async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_few_requests_at_a_time_are_dialled_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are refused at once; afterwards there is room again."""
     monkeypatch.setattr(module, "CHECKS_MAX", 1)
     monkeypatch.setattr(module, "CHECKS_WAITING_MAX", 2)

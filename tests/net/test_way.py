@@ -131,9 +131,7 @@ def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
 
 
 @plays(run)
-async def test_further_connections_that_fail_leave_the_first_in_use(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_further_connections_may_fail(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tried again after `RETRY_S`, and no payload goes over libp2p meanwhile."""
     monkeypatch.setattr(direct_module, "RETRY_S", 1000.0)
     a, b = start("a"), start("b")

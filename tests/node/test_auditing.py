@@ -298,9 +298,7 @@ async def with_a_mean_to_show(**config: Any) -> tuple[Swarm, Audits, Case]:
 
 @pytest.mark.parametrize(("restarts", "cut_off"), [(False, False), (True, False), (False, True)])
 @awaited
-async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done_nothing_wrong(
-    restarts: bool, cut_off: bool
-) -> None:
+async def test_an_owner_that_lost_its_copies_is_expelled_if_it_had_to_keep_them(restarts: bool, cut_off: bool) -> None:
     """It may have restarted. Or the auditor was cut off, got the commit late, and the copies were kept long enough.
     Nothing else proves its lie, so newcomers are not told of it."""
     swarm, a, case = await with_a_mean_to_show()
@@ -361,9 +359,7 @@ async def test_an_accusation_does_not_wait_for_audits_by_lot() -> None:
 
 
 @met("ab")
-async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_signed(
-    swarm: Swarm, a: Audits, case: Case
-) -> None:
+async def test_a_copy_must_be_asked_for_and_signed(swarm: Swarm, a: Audits, case: Case) -> None:
     seal = b"-" * 64
     copy = Copy(case.mean, "b", seal, memoryview(bytes(6 * 32 + case.nbytes // 2)))
     assert not a.expects(copy)

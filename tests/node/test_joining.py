@@ -124,9 +124,7 @@ async def test_a_misfit_is_told_why(config: dict[str, Any], sizes: tuple[int, ..
 
 
 @awaited
-async def test_code_that_a_run_names_is_run_only_where_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_code_that_a_run_names_is_run_only_if_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of a package as the outer optimizer: a joiner that was not given its name imports nothing. One that was
     makes the same steps."""
     (tmp_path / "package_of_a_user.py").write_text("import torch\n\nclass Ours(torch.optim.Adam):\n    pass\n")
@@ -186,7 +184,7 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest
 
 
 @awaited
-async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_states(
+async def test_a_run_is_not_founded_anew_with_half_of_the_lost_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The only holder dies while it hands over its state, which is filled in over the newcomer's own model."""

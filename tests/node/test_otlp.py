@@ -66,9 +66,7 @@ def test_a_collector_gets_what_prometheus_gets(sent: Sent, given: str, path: str
     assert sent.values() == values(scraped(FULL))
 
 
-def test_a_collector_that_does_not_answer_delays_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mute_collector_delays_nobody(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end comes soon. The log has one line with the reason, however often it fails, and one when it works again."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
     results = [MetricExportResult.FAILURE, MetricExportResult.FAILURE, MetricExportResult.SUCCESS]

@@ -227,7 +227,7 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
 
 
 @awaited
-async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addresses_change(
+async def test_each_look_reports_all_and_introduces_who_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This peer itself is neither."""

@@ -179,9 +179,7 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(tmp_path: Path) -
 
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
 @awaited
-async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
-    monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+async def test_a_newcomer_founds_no_run_whose_end_it_just_missed(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
     network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
@@ -380,9 +378,7 @@ async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) 
 
 
 @awaited
-async def test_a_file_that_is_no_record_or_cant_be_one_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_that_is_no_record_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever bytes stand in it, nothing is raised; nor where a file stands in the folder's place."""
     transport = MemoryNetwork().join("x", Inbox())
     for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
@@ -425,9 +421,7 @@ async def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: py
     ],
 )
 @awaited
-async def test_an_end_binds_a_peer_with_a_lesser_state(
-    mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool
-) -> None:
+async def test_an_end_binds_a_lesser_state(mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool) -> None:
     """And nobody that holds as much, or has a peer beside it that holds more and has not ended."""
     transport = MemoryNetwork().join("x", Inbox())
     await ending.store(transport, FOUNDING, signed_end(LAST))

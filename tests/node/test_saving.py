@@ -200,7 +200,7 @@ def test_a_checkpoint_with_wrong_digests_is_skipped(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.parametrize(("stop", "every"), [(3, 1), (None, 1), (None, 10)])
-def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
+def test_what_was_due_is_saved_in_spite_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None, every: int
 ) -> None:
     """A checkpoint under way when the run finishes, or the peer leaves, doesn't take the place of the last epoch's. Who

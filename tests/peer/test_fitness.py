@@ -299,9 +299,7 @@ def entered(session: SimpleNamespace, watch: Watch, parts: tuple[Any, Any]) -> P
 
 
 @pytest.mark.parametrize("asked", [0, ASKED])
-def test_training_without_a_step_is_told_once(
-    asked: int, no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_without_steps_is_told(asked: int, no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """While the loop asks for the run's end, or else on leaving, with the optimizer that was given."""
     model, optimizer = parts()
     peer = entered(no_node, Watch(model, optimizer), (model, optimizer))
@@ -314,9 +312,7 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
-def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
-    no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
     a wrapper moves the weights once more, or the program loads others, and then leaves."""
     model, optimizer = parts()
