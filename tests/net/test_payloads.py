@@ -11,11 +11,11 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import Way
-from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameStream, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LIMITS, LONG, Gate, Start, answers, let_in, pair, run, sent
+from tests.net.direct_peers import LIMITS, LONG, Gate, Start, pair, run, sent
 from tests.net.patience import plays, until
 
 
@@ -36,36 +36,6 @@ async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) 
     assert not down._under_way
     assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
     assert (a.talks, a.libp2p_streams) == (1, 0)
-
-
-@plays(run)
-async def test_a_payload_refused_unread_is_skipped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is understood, however the bytes are split, and all bytes are counted. If the rest doesn't come the
-    connection ends."""
-    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.2)
-    with by_hand() as clock:
-        a, b = start("a"), start("b")
-        b.box.admitted_bytes = 2
-        pipe = await let_in(a, "b")
-        before = b.traffic.bytes_received
-        pieces = [
-            encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
-            b"efg" + encode(Bulk(b"3", 2)) + b"hi",
-        ]
-        for piece in pieces:
-            pipe.write(piece)
-            await clock.passes(0.02)
-        verdicts = await answers(pipe, 3)
-        assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
-        assert [payload for _, _, payload in b.box.got] == [b"hi"]
-        assert b.traffic.bytes_received - before == sum(map(len, pieces))
-        pipe.write(encode(Bulk(b"4", 3)) + b"j")
-        await clock.until(lambda: b.traffic.refused == 3)
-        await clock.passes(0.1)
-        assert b.direct.listener._serving
-        await clock.passes(0.2)
-        await clock.until(lambda: not b.direct.listener._serving)
-    pipe.abort()
 
 
 # -- one stream of payloads by itself, at the sender: deadlines, answers, and when it may be written on

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Fill, Filled
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.joining import Joining, holders_of
+from p2p_diloco.node.joining import holders_of
 from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import BOARD, look_around, publish, read_peers
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited, until
@@ -49,27 +47,6 @@ async def test_two_founders_become_one_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert {peer.told_run["config"]["outer_lr"] for peer in peers} == {winner.config["outer_lr"]}
     expected = 1.0 if winner.founder == "a" else 2.0
     assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
-
-
-@awaited
-async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers found a run at once, and a third comes when it can see only the record that loses. It waits as they
-    do, and takes the one that they take: signatures and histories are of one founding."""
-    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
-    network = MemoryNetwork()
-    founder, later = (MemoryPeer(network, name, QUICK) for name in "ab")
-    joining = [Joining(peer.setup, peer.swarm(), lambda text: None) for peer in (founder, later)]
-    found = (await joining[0].find_run(founder.setup.asked)).record
-    other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
-    wins, loses = sorted((found, other), key=name_of)
-    network.records["r/config"].clear()
-    await run_record.BOARD.store(founder.transport, "r", loses)
-    joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
-    await asyncio.sleep(0.2)
-    await run_record.BOARD.store(founder.transport, "r", wins)
-    assert (await joined).record == wins
-    for peer in (founder, later):
-        await peer.transport.close()
 
 
 SOMEWHERE = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
@@ -181,31 +158,6 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
     assert "founding it anew" in caplog.text
-
-
-@awaited
-async def test_a_run_is_not_founded_anew_with_half_of_the_lost_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The only holder dies while it hands over its state, which is filled in over the newcomer's own model."""
-    network, came, fill = MemoryNetwork(), asyncio.Event(), SliceWork.fill
-
-    def filled(work: SliceWork, effect: Fill) -> Filled:
-        came.set()
-        network.cut("first", "later")
-        return fill(work, effect)
-
-    monkeypatch.setattr(SliceWork, "fill", filled)
-    sizes = (4,) * 8
-    first = MemoryPeer(network, "first", QUICK | {"slice_elements": 4}, sizes=sizes)
-    await first.enter(theta=1.0)
-    later = MemoryPeer(network, "later", sizes=sizes, found=True, wait_timeout=4 * QUICK["heartbeat_timeout"])
-    entering = asyncio.create_task(later.enter(theta=2.0))
-    await came.wait()
-    await first.stop()
-    with pytest.raises(GaveUpWaiting, match=r"the run r has begun, and no peer holds its state now"):
-        await entering
-    assert sorted({*later.memory.theta.tolist()}) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("record_is_there", [True, False])

@@ -131,39 +131,6 @@ async def test_one_peer_that_knows_is_enough(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @awaited
-async def test_a_revision_survives_on_disk(tmp_path: Path) -> None:
-    """After all have been gone the run is its founder's still: the restored state is at the revision, and the founder's
-    earlier word counts. In another run it is that run's settings, and no revision."""
-    disk = {"checkpoint_dir": tmp_path, "save_every": 1}
-    network = MemoryNetwork()
-    a = MemoryPeer(network, "a", {**QUICK, "outer_momentum": 0.0}, **disk)
-    await a.enter()
-    await ask(network, 1, 0.25, 0.0)
-    while a.memory.revision == 0:
-        await a.exchange(1.0)
-    await a.stop()
-    theta = a.memory.theta[0].item()
-    network = MemoryNetwork()
-    b = MemoryPeer(network, "b", {}, **disk)
-    await b.enter()
-    assert b.memory.revision == 1
-    assert founding_in(network).founder == "a"
-    await b.exchange(1.0)
-    assert b.memory.theta[0].item() == theta - 0.25
-    await ask(network, 2, 0.5, 0.0)
-    while b.memory.revision == 1:
-        await b.exchange(1.0)
-    await b.stop()
-    c = MemoryPeer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path)
-    await c.enter()
-    assert c.memory.revision == 0
-    assert c.memory.outer_lr == 0.5
-    before = c.memory.theta[0].item()
-    await c.exchange(1.0)
-    assert c.memory.theta[0].item() == before - 0.5
-
-
-@awaited
 async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(tmp_path: Path) -> None:
     """The run was founded without an end. It ends at the stop, and is over for a peer that starts from the checkpoint;
     the record of the end names the revision. A run of another name goes on from there, and doesn't stop at once."""

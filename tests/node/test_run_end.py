@@ -263,18 +263,6 @@ async def test_who_has_the_last_state_waits_for_those_that_lack_it(
     assert (time.monotonic() - began < 0.4) == through
 
 
-@awaited
-async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
-    """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
-    transport = MemoryNetwork().join("x", Inbox())
-    ending.save(tmp_path, signed_end(LAST))
-    greater = dataclasses.replace(LAST, samples=99)
-    await ending_of(transport, replica_at(greater, finished=True), tmp_path).leave(5.0)
-    (found,) = await ending.read(transport, FOUNDING, RULES)
-    assert (found.model, found.signer) == (greater, "x")
-    assert ending.load(tmp_path, transport, FOUNDING, RULES) == found
-
-
 # -- where an end means nothing
 
 

@@ -28,7 +28,7 @@ from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
-from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, stop
+from tests.node.conftest import QUICK, MemoryPeer, entered, stop
 
 
 def run_for(config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
@@ -153,20 +153,6 @@ def test_the_founding_command_given_again_goes_on(tmp_path: Path, caplog: pytest
     (value,), versions = run_for({}, 1, **{**founding, "save_every": 9}, new_generation=True)
     assert [version[:3] for version in versions] == [[1, 1, 1]]
     assert value < last
-
-
-@awaited
-async def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(tmp_path: Path) -> None:
-    """Its first peer waits for none of them, neither at its start nor in its first round."""
-    network = MemoryNetwork()
-    (a,) = await entered("a", {**QUICK, "heartbeat_timeout": 60.0}, network, checkpoint_dir=tmp_path, save_every=2)
-    (b,) = await entered("b", {}, network)
-    for _ in range(2):
-        await exchange(a, b)
-    await stop(a, b)
-    c = MemoryPeer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
-    await asyncio.wait_for(c.enter(), 30.0)
-    assert (await asyncio.wait_for(c.exchange(1.0), 30.0))["sent"]
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
