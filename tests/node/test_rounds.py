@@ -20,7 +20,6 @@ from p2p_diloco.node.inbox import FETCHES_AT_ONCE
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.run_record import Founding
 from p2p_diloco.node.signatures import hash_of
-from p2p_diloco.node.trainer import contribution
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, entered, exchange
@@ -131,18 +130,6 @@ async def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(
         head = m.Head(0, replace(node.replica.logs[0].held, revision=revision))
         with pytest.raises(Refusal, match=r"founder has not signed its revision|can't be read"):
             await inbox.deliver("a", node._packed(head)[0], None)
-
-
-@awaited
-async def test_an_exchange_that_is_taken_up_again_sends_what_it_sent() -> None:
-    """Other peers may have some of its slices already, so a part could be counted, whatever was trained since."""
-    first, _ = await pair()
-    exchanging, own = asyncio.create_task(first.exchange(1.0)), first.node.replica.own
-    await until(lambda: own.is_out(0))
-    before = [part.hash for part in own.parts.values()]
-    of = first.node._run, first.node.replica, first.node.work, 0, lambda index: torch.full((24,), 5.0), 1.0, 1
-    assert [*(await contribution(*of)).hashes] == before
-    exchanging.cancel()
 
 
 @awaited

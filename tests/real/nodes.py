@@ -29,15 +29,9 @@ T = TypeVar("T")
 RUN_ID = "r"
 NUMEL, SLICES = 64, 4
 SETTINGS: dict[str, Any] = {
-    "codec": "fp32",
-    "sync_every": 1,
-    "outer_lr": 1.0,
-    "outer_momentum": 0.0,
-    "slice_elements": NUMEL // SLICES,
-    "heartbeat_interval": 0.25,
-    "heartbeat_timeout": 2.0,
-    "round_timeout": 1.0,
-}
+    "codec": "fp32", "sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "slice_elements": NUMEL // SLICES,
+    "heartbeat_interval": 0.25, "heartbeat_timeout": 2.0, "round_timeout": 1.0,
+}  # fmt: skip
 ROW_S = 100.0
 """The longest time that a row may take on a machine that does much else."""
 STEP_S = 0.05

@@ -109,22 +109,12 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
                 known = {name: value.tolist() for name, value in peer.global_state_dict().items()}
                 say("values", epoch=epoch, digest=peer.digest, theta=known)
             say(
-                "epoch",
-                epoch=epoch,
-                synced=took_part and whole,
-                whole=whole,
-                digest=digest,
-                step=peer.global_step,
-                local=metrics.local_step,
-                counted=counted,
-                value=first.detach().flatten()[0].item(),
-                sync_s=metrics.last_sync_time_s,
-                waiting_s=metrics.waiting_time_s,
-                sent=metrics.bytes_sent,
-                dropped=metrics.dropped_samples,
-                peers=metrics.peers,
+                "epoch", epoch=epoch, synced=took_part and whole, whole=whole, digest=digest, step=peer.global_step,
+                local=metrics.local_step, counted=counted, value=first.detach().flatten()[0].item(),
+                sync_s=metrics.last_sync_time_s, waiting_s=metrics.waiting_time_s, sent=metrics.bytes_sent,
+                dropped=metrics.dropped_samples, peers=metrics.peers,
                 **({"theta": theta_of(peer)} if options.get("hashes") else {}),
-            )
+            )  # fmt: skip
 
 
 def main(options: dict[str, Any]) -> int:
@@ -140,16 +130,9 @@ def main(options: dict[str, Any]) -> int:
             first, epoch = next(model.parameters()).detach().flatten()[0].item(), peer.epoch
             digest, whole, _ = state_of(peer, epoch)
             say(
-                "in",
-                peer_id=peer.peer_id,
-                addresses=peer.addresses,
-                epoch=epoch,
-                step=peer.global_step,
-                value=first,
-                sync_every=peer.config.sync_every,
-                digest=digest,
-                whole=whole,
-            )
+                "in", peer_id=peer.peer_id, addresses=peer.addresses, epoch=epoch, step=peer.global_step, value=first,
+                sync_every=peer.config.sync_every, digest=digest, whole=whole,
+            )  # fmt: skip
             try:
                 train(peer, model, optimizer, options)
             finally:
