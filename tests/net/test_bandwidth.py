@@ -36,7 +36,7 @@ def send(meter: Meter, now: float, seconds: float, rate: float, every_s: float =
 
 
 def test_what_a_meter_measures_and_a_peer_tells() -> None:
-    # bytes that came without a second partner do not count. A late report covers time in which the clock stood;
+    # Bytes that came without a second partner do not count. A late report covers time in which the clock stood;
     # that part, here ten times as much, is left out.
     meter = Meter()
     lone = meter.begin("a", 0.0)
@@ -47,7 +47,7 @@ def test_what_a_meter_measures_and_a_peer_tells() -> None:
         other.end(second + 1.0)
     assert meter.rate == pytest.approx(12 * MB, rel=0.01)
 
-    # a late report is spread over the time before it. A payload that reports rarely counts in the windows in
+    # A late report is spread over the time before it. A payload that reports rarely counts in the windows in
     # which its bytes came.
     meter = Meter()
     slow, quick = meter.begin("a", 0.0), meter.begin("b", 0.0)
@@ -58,7 +58,7 @@ def test_what_a_meter_measures_and_a_peer_tells() -> None:
             assert meter.rate == 0 or meter.rate == pytest.approx(10 * MB, rel=1e-3)
     assert meter.rate > 0
 
-    # the slower direction counts. A contribution has to come as well as go; above a gigabit all links are alike.
+    # The slower direction counts. A contribution has to come as well as go; above a gigabit all links are alike.
     both = Bandwidth()
     send(both.up, 0.0, 5.0, 2 * MB)
     assert both.rate == pytest.approx(2 * MB, rel=1e-3)
@@ -68,13 +68,13 @@ def test_what_a_meter_measures_and_a_peer_tells() -> None:
     send(fast.up, 0.0, 5.0, 10 * FAST)
     assert fast.rate == FAST
 
-    # a single high reading does not count. The system's clock may have jumped.
+    # A single high reading does not count. The system's clock may have jumped.
     meter = Meter()
     now = send(meter, 0.0, 5.0, 2 * MB)
     send(meter, now, 1.0, 50 * MB)
     assert meter.rate == pytest.approx(2 * MB, rel=1e-3)
 
-    # the told bandwidth ignores small changes. The bandwidth is announced once it is known, and later only if it
+    # The told bandwidth ignores small changes. The bandwidth is announced once it is known, and later only if it
     # clearly differs.
     assert steady(0.0, 1234567.0) == 1.23e6
     assert steady(0.0, 0.0) == 0.0

@@ -42,12 +42,12 @@ def der(made: x509.Certificate) -> bytes:
 
 
 def test_a_member_is_admitted_by_what_its_grant_says_until_it_ends() -> None:
-    # a member is admitted by what its grant says. By the whole chain, or by a leaf that TLS has verified.
+    # A member is admitted by what its grant says. By the whole chain, or by a leaf that TLS has verified.
     assert admit_chain(CHAIN, BOB, NOW, RUNS) == replace(GRANT, der=b"")
     assert admit_chain(CHAIN, BOB, NOW) == admit(split(CHAIN)[1], KEY.public, BOB, NOW) == replace(GRANT, der=b"")
     assert Grant.read(GRANT.der) == GRANT
 
-    # a revoked or expired grant is refused. With the leaf alone, too.
+    # A revoked or expired grant is refused. With the leaf alone, too.
     leaf = split(CHAIN)[1]
     assert admit(leaf, KEY.public, BOB, NOW, frozenset([b"12345678"]))
     for now, banned in ((NOW, frozenset([GRANT.id])), (NOW + DAY, frozenset[bytes]())):

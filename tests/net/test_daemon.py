@@ -178,7 +178,7 @@ THIRD = "/ip4/192.0.2.9/tcp/{}"
 
 
 def test_a_host_is_dialled_so_often_in_a_minute_unless_a_peer_was_found_there() -> None:
-    # a host is dialled so often in a minute whoever names it. However many peers, ports, and spellings of the
+    # A host is dialled so often in a minute whoever names it. However many peers, ports, and spellings of the
     # address.
     now = 100.0
     dials = Unproven(lambda: now)
@@ -190,7 +190,7 @@ def test_a_host_is_dialled_so_often_in_a_minute_unless_a_peer_was_found_there() 
     now += DIALS_S
     assert dials.admit("p0", named) == named
 
-    # peers that were found at a host are dialled there without limit. Many peers behind one router, each at a
+    # Peers that were found at a host are dialled there without limit. Many peers behind one router, each at a
     # port of its own. Who was found through a relay proves nothing of its host.
     dials = Unproven()
     for n in range(10 * DIALS_MAX):

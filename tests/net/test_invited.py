@@ -50,7 +50,7 @@ def key(folder: Path) -> RunKey:
 
 
 def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # an invitation names the run and its addresses. So that `--invite` is all that a peer needs: its file, or its
+    # An invitation names the run and its addresses. So that `--invite` is all that a peer needs: its file, or its
     # one line, as an environment variable holds it. Given addresses come first; another run than the invitation's
     # is an error, which names both.
     local = with_invitation(PeerConfig(invite="r.invite"))
@@ -63,7 +63,7 @@ def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, cap
     with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
         with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
-    # a peer has the name of its own invitation. So that `kick` takes what `status` shows. A given name comes
+    # A peer has the name of its own invitation. So that `kick` takes what `status` shows. A given name comes
     # first; a shared invitation names no peer. One that others can read, as it came by mail, is used with a
     # warning.
     caplog.clear()
@@ -78,7 +78,7 @@ def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, cap
     read_invitation(PeerConfig(invite="r.invite"))
     assert "chmod 600" in caplog.text
 
-    # an invitation in this folder is used. By its run's name, for a run that other machines can reach: so a
+    # An invitation in this folder is used. By its run's name, for a run that other machines can reach: so a
     # restarted founder needs no further flag.
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR_TOO,))).invite == "r.invite"
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(NEAR,))).invite is None
@@ -178,7 +178,7 @@ def test_an_invitation_allows_its_role(role: str, wanted: Literal["worker", "agg
 
 
 def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Path) -> None:
-    # the list of invitations keeps what was revoked. By name or by id, in this file or not; expired grants are
+    # The list of invitations keeps what was revoked. By name or by id, in this file or not; expired grants are
     # left out of the list that members get.
     now = time.time()
     issued = Issued.beside(folder / "r.key")
@@ -204,7 +204,7 @@ def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Pat
     assert (made[0], member.banned) == (8, {alice.id, late.id, b"12345678", b"earlier!"})
     assert again.revocations(key, (), now + 61) == (8, key.sign_revocations(8, [b"12345678"]))
 
-    # a restarted founder knows what was revoked. From the file beside its key, though the DHT may have forgotten
+    # A restarted founder knows what was revoked. From the file beside its key, though the DHT may have forgotten
     # it.
     (folder / "r.issued").unlink()
     local = PeerConfig(invite="r.invite")
@@ -214,7 +214,7 @@ def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Pat
     issued.save()
     assert revocations_of(local, "r", key) == key.sign_revocations(3, [b"12345678"])
 
-    # another file is no list. The error says how to go on without it. Of a later version's list the fields that
+    # Another file is no list. The error says how to go on without it. Of a later version's list the fields that
     # this one doesn't know are left out.
     for text in ("{", "[1]", '[{"id": "x"}]', "{}x", "7"):
         (folder / "r.issued").write_text(text)

@@ -153,7 +153,7 @@ def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, in
 
 
 def test_knocks_expire_and_are_limited() -> None:
-    # a knock expires. While any knock is valid, connections are expected.
+    # A knock expires. While any knock is valid, connections are expected.
     now = 100.0
     knocks = Knocks(lambda: now)
     assert not knocks
@@ -166,7 +166,7 @@ def test_knocks_expire_and_are_limited() -> None:
     assert knocks.use(late) == ("a", False)
     assert not knocks
 
-    # the number of knocks is limited. A peer's newest replaces its own oldest only; beyond the total limit the
+    # The number of knocks is limited. A peer's newest replaces its own oldest only; beyond the total limit the
     # oldest of all goes.
     knocks = Knocks(lambda: 100.0)
     other = knocks.draw("other", sends=False)

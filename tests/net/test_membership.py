@@ -30,11 +30,11 @@ ME, OTHER, FOREIGN = membership(ALICE), membership(BOB, GIVEN), membership(ALICE
 
 
 def test_what_members_show_hides_what_they_share() -> None:
-    # a certificate contains no secret. Neither the grant's seed nor the run's secret travels.
+    # A certificate contains no secret. Neither the grant's seed nor the run's secret travels.
     assert GIVEN.seed not in OTHER.chain
     assert GIVEN.secret not in OTHER.chain
 
-    # hidden keys and the salt belong to the run. All members compute the same, members of another run something
+    # Hidden keys and the salt belong to the run. All members compute the same, members of another run something
     # else, and no key shows what it hides.
     assert ME.hidden("main/peers/0") == OTHER.hidden("main/peers/0") != ME.hidden("main/peers/1")
     assert ME.hidden("main/peers/0") != FOREIGN.hidden("main/peers/0")
@@ -55,7 +55,7 @@ def test_a_grant_for_one_peer_admits_no_other() -> None:
 
 
 def test_revocations_come_from_the_run_key_alone() -> None:
-    # only a newer list of this run counts. An older or equal number, another run's list, or another key's
+    # Only a newer list of this run counts. An older or equal number, another run's list, or another key's
     # signature changes nothing.
     me = membership(ALICE)
     newest = KEY.sign_revocations(5, [b"12345678"])
@@ -69,14 +69,14 @@ def test_revocations_come_from_the_run_key_alone() -> None:
         assert not me.revoke(other)
     assert (me.banned, me.revocations) == (frozenset([b"12345678"]), newest)
 
-    # every flipped bit of revocations is refused. So no stranger can revoke or restore a member.
+    # Every flipped bit of revocations is refused. So no stranger can revoke or restore a member.
     packed = KEY.sign_revocations(3, [b"12345678"])
     for at in range(8 * len(packed)):
         changed = bytearray(packed)
         changed[at // 8] ^= 1 << at % 8
         assert not ME.revoke(bytes(changed))
 
-    # the longest list of revocations fits into one record. Sealed; a longer list is refused with a mend.
+    # The longest list of revocations fits into one record. Sealed; a longer list is refused with a mend.
     ids = [os.urandom(8) for _ in range(BANNED_MAX)]
     assert len(KEY.sign_revocations(2**40, ids)) + SEAL_BYTES <= 1024
     with pytest.raises(ConfigError, match="expired"):
@@ -185,7 +185,7 @@ async def test_what_strangers_store_is_left_out() -> None:
 
 @awaited
 async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
-    # a record without owner is kept by a few members. However many renew it: so a large run doesn't fill the
+    # A record without owner is kept by a few members. However many renew it: so a large run doesn't fill the
     # record's key.
     swarm = Swarm()
     members = [swarm.member(id_of(f"peer{number}")) for number in range(2 * COPIES)]
@@ -194,7 +194,7 @@ async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
     assert len(swarm.stored()) == COPIES
     assert set(await members[0].fetch("main/config")) == {"hash"}
 
-    # a record is stored again before its copies expire. Copies with less than half of their time left don't
+    # A record is stored again before its copies expire. Copies with less than half of their time left don't
     # count.
     swarm = Swarm()
     for number in range(COPIES):

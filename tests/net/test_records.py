@@ -114,7 +114,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_strangers_store_takes_bounded_memory_and_displaces_no_record() -> None:
-    # junk under a key leaves its short lived records. Those that expire last make room, however many come.
+    # Junk under a key leaves its short-lived records. Those that expire last make room, however many come.
     stored, now = CappedStorage(), time.time()
     mine = {b"peer%d" % index for index in range(20)}
     for name in mine:
@@ -126,7 +126,7 @@ def test_what_strangers_store_takes_bounded_memory_and_displaces_no_record() -> 
     assert stored.store(DHTID(1), b"renewed", now + 60, subkey=b"peer0")
     assert stored.get(DHTID(1)).value.get(b"peer0").value == b"renewed"
 
-    # junk under many keys is bounded. The count of all records stays bounded, and short-lived ones stay; the keys
+    # Junk under many keys is bounded. The count of all records stays bounded, and short-lived ones stay; the keys
     # without records go.
     stored, now = CappedStorage(), time.time()
     for number in range(5000):
@@ -134,7 +134,7 @@ def test_what_strangers_store_takes_bounded_memory_and_displaces_no_record() -> 
     assert len(stored.data) <= 512
     assert names(stored, 0) == {b"name"}
 
-    # storing the same again and again takes no memory. Hivemind's heap would keep an entry for each.
+    # Storing the same again and again takes no memory. Hivemind's heap would keep an entry for each.
     stored, now = CappedStorage(), time.time()
     for index in range(5000):
         stored.store(DHTID(1), b"value", now + 30 + index / 1000, subkey=b"mine")
@@ -143,7 +143,7 @@ def test_what_strangers_store_takes_bounded_memory_and_displaces_no_record() -> 
     assert len(stored.expiration_heap) <= 2 + 16 + 1
     assert under.get(b"mine").expiration_time == now + 30 + 4.999
 
-    # only records with a name are stored and no cache hides them. A value without a name would replace all
+    # Only records with a name are stored and no cache hides them. A value without a name would replace all
     # records under its key; a cached one would be found in their place.
     stored, cache, later = CappedStorage(), NoCache(), time.time() + 60
     assert not stored.store(DHTID(1), b"value", later)

@@ -24,7 +24,7 @@ async def taken(slots: Slots, peer: str, grant: str | None, count: int, nbytes: 
 
 @awaited
 async def test_slots_are_shared_by_members_and_grants() -> None:
-    # a member takes a quarter of the slots and a grant three quarters. However many peers use the grant. Another
+    # A member takes a quarter of the slots and a grant three quarters. However many peers use the grant. Another
     # grant's member still finds slots.
     slots = Slots(16)
     theirs = [await taken(slots, peer, "g", 6) for peer in "abcd"]
@@ -35,7 +35,7 @@ async def test_slots_are_shared_by_members_and_grants() -> None:
     held[0].close()
     assert len(await taken(slots, "f", "i", 2)) == 1
 
-    # a slot that is given back goes to the next. A peer at its share waits for its own, and others pass it by;
+    # A slot that is given back goes to the next. A peer at its share waits for its own, and others pass it by;
     # nothing is lost if it gives up.
     slots = Slots(8)
     first, *_ = await taken(slots, "a", "g", 2)

@@ -16,13 +16,13 @@ SPECIFIED = bytes.fromhex(
 
 
 def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
-    # a key has the form that libp2p specifies. The specification's example is read, and written with the same
+    # A key has the form that libp2p specifies. The specification's example is read, and written with the same
     # bytes. The id begins as that of every Ed25519 key.
     key = SigningKey.read(SPECIFIED)
     assert key.content == SPECIFIED
     assert PEER_ID.fullmatch(key.peer_id)
 
-    # a signature holds for its peer kind and statement alone. It has 64 bytes, and the signer's id is all that is
+    # A signature holds for its peer, kind and statement alone. It has 64 bytes, and the signer's id is all that is
     # needed to check it.
     signature = KEY.sign(b"vow", b"yes")
     assert len(signature) == SIGNATURE_BYTES
@@ -32,7 +32,7 @@ def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
     assert not signed_by(KEY.peer_id, signature, b"vow", b"no")
     assert not signed_by(KEY.peer_id, OTHER.sign(b"vow", b"yes"), b"vow", b"yes")
 
-    # an id in another form is another peer. An id with blanks around it, cut short or lengthened has signed
+    # An id in another form is another peer. An id with blanks around it, cut short or lengthened has signed
     # nothing, though it may decode to the same key; nor has one that names another length of its key, which its
     # form doesn't show.
     signature, decoded = KEY.sign(b"vow", b"yes"), base58.b58decode(KEY.peer_id)

@@ -67,7 +67,7 @@ def test_the_number_follows_bandwidth_times_delay(mbit: float, rtt_ms: float, co
 
 
 def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
-    # all connections together fill the path. Readings of one moment are added; the largest of the kept readings
+    # All connections together fill the path. Readings of one moment are added; the largest of the kept readings
     # counts, and is forgotten after `READINGS`.
     together = Way()
     assert together.wanted == 1
@@ -76,7 +76,7 @@ def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
         assert read(together, Line()) == 2
     assert read(together, Line()) == 1
 
-    # bytes that wait in queues are not the paths. Where queues make a round trip ten times as long, the path
+    # Bytes that wait in queues are not the path's. Where queues make a round trip ten times as long, the path
     # holds a tenth of what is not acknowledged.
     info = bytearray(184)
     for at, value in ((16, 1000), (24, 4000), (68, 50_000), (148, 5_000)):
@@ -89,7 +89,7 @@ def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
     TcpSocket(ended).pace(1.0)
     assert (TcpSocket(ended).path_bytes(), TcpSocket(ended).took()) == (0.0, (0, 0.0))
 
-    # progress is the sum and the longest hold up. Of what has come since the last call, on the connections that
+    # Progress is the sum and the longest hold up. Of what has come since the last call, on the connections that
     # are in use.
     one, other = Line(), Line()
     way = Way([stream(one)])
@@ -103,7 +103,7 @@ def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
     way.drop(way.connections[0])
     assert way.took() == (0, 0.0)
 
-    # what the path does not need is dropped when given back. One connection stays; also one that carried enough,
+    # What the path does not need is dropped when given back. One connection stays; also one that carried enough,
     # or is unfit, is dropped.
     way, streams = Way(), [stream() for _ in range(2)]
     for one in streams:

@@ -30,7 +30,7 @@ def given(**payloads: Any) -> list[tuple[str, float, str, memoryview]]:
 
 
 def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    # equal contributions cause one warning. At once, of a slice of any length. It names the two peers, the cause
+    # Equal contributions cause one warning. At once, of a slice of any length. It names the two peers, the cause
     # and the mend.
     alike = alike_in(named=str.upper)
     alike.look(0, given(a=b"12", b=b"13", c=b"1"))
@@ -41,7 +41,7 @@ def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture)
     assert message.startswith("B AND C contribute the same bytes")
     assert "peer.seed" in message
 
-    # contributions without progress may be equal. A peer that made no step, or whose progress is zero, trains on
+    # Contributions without progress may be equal. A peer that made no step, or whose progress is zero, trains on
     # no other's data.
     caplog.clear()
     alike, values = alike_in(SAMPLE), torch.randn(SAMPLE).numpy().tobytes()
@@ -50,7 +50,7 @@ def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture)
         alike.look(0, given(a=bytes(4 * SAMPLE), b=bytes(4 * SAMPLE)))
     assert caplog.messages == []
 
-    # few values in proportion are no sign. A model of some values may well learn the same from other data.
+    # Few values in proportion are no sign. A model of some values may well learn the same from other data.
     caplog.clear()
     alike = alike_in(SAMPLE - 1)
     for _ in range(2 * ROUNDS):

@@ -37,7 +37,7 @@ def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.Data
 
 
 def test_both_ends_speak_and_notice_the_others_end() -> None:
-    # both ends speak. What one end sends the other receives, both ways, also where it is long.
+    # Both ends speak. What one end sends the other receives, both ways, also where it is long.
     async def both() -> None:
         ours, theirs = socket.socketpair()
         trainer, node = TrainerEnd(ours), await NodeEnd.over(theirs)
@@ -51,7 +51,7 @@ def test_both_ends_speak_and_notice_the_others_end() -> None:
 
     asyncio.run(both())
 
-    # the end of the other process is told. Both ends raise when the other one is gone, sending or receiving;
+    # The end of the other process is told. Both ends raise when the other one is gone, sending or receiving;
     # messages sent before are still read.
     ours, theirs = socket.socketpair()
     theirs.sendall(msgpack.packb({"kind": "last"}))
@@ -74,7 +74,7 @@ def test_both_ends_speak_and_notice_the_others_end() -> None:
     asyncio.run(node_side())
     trainer.close()
 
-    # a node that does not read is noticed. Sending to a frozen node ends in bounded time.
+    # A node that does not read is noticed. Sending to a frozen node ends in bounded time.
     ours, theirs = socket.socketpair()
     trainer = TrainerEnd(ours)
     with pytest.raises(ChannelClosed):

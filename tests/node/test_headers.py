@@ -45,7 +45,7 @@ def test_no_kind_and_no_field_is_forgotten() -> None:
     # no kind is forgotten
     assert {*map(type, kinds())} == {*get_args(m.Message)} == {*OF_KIND} - {*get_args(wire.NodeMessage)}
 
-    # every field with a form of its own is there. A field that has another name now would lose its form and its
+    # Every field with a form of its own is there. A field that has another name now would lose its form and its
     # bound.
     everything = [kind for place in (m, leases, plan, revision, state, version) for kind in vars(place).values()]
     written = {field.name for kind in everything if is_dataclass(kind) for field in fields(kind)}
@@ -62,7 +62,7 @@ def test_what_is_written_is_read(message: m.Message) -> None:
 
 
 def test_all_that_a_field_may_hold_is_read() -> None:
-    # signatures are read too. They are not compared above.
+    # Signatures are read too. They are not compared above.
     close, commit = run().read(run().close), run().read(run().commit)
     assert isinstance(close, m.Close)
     assert isinstance(commit, m.Commit)
@@ -71,7 +71,7 @@ def test_all_that_a_field_may_hold_is_read() -> None:
     assert {close.choice.seal, commit.choice.seal, *(r.seal for _, r in close.choice.entries)} == {SEAL}
     assert all(not ready.seal for _, ready in commit.choice.entries)
 
-    # a name may be any text. Tests name peers as they like; a name as long as a key stays a name.
+    # A name may be any text. Tests name peers as they like; a name as long as a key stays a name.
     for name in ("a", "", "x" * 31, "x" * 30, "ä", names(1)[0], names(1)[0][:-1]):
         vote = m.Vote(0, run().state.version, 2, name)
         assert run().read(vote) == vote
@@ -165,7 +165,7 @@ def test_a_header_of_another_protocol_or_run_is_refused() -> None:
     with pytest.raises(Refusal, match="wrong run token"):
         opened(header, b"u" * 16)
 
-    # the token of another run is refused. A data node knows no run's token, so messages to and from it have none.
+    # The token of another run is refused. A data node knows no run's token, so messages to and from it have none.
     with pytest.raises(Refusal, match="wrong run token"):
         read(packed(wire.Nudge(3), b"x" * 16), TOKEN)
     with pytest.raises(Refusal, match="wrong run token"):

@@ -75,14 +75,14 @@ async def test_progress_is_told_ten_times_a_second() -> None:
 
 
 def test_refusals_are_counted_by_sender_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    # each peer has a count and the last reason. The peer that was refused last comes last.
+    # Each peer has a count and the last reason. The peer that was refused last comes last.
     refusals = Refusals()
     for peer, why in (("a", "too long"), ("b", "too short"), ("a", "too late")):
         refusals.count(peer, why)
     assert refusals.newest(2) == [("b", Tally(1, "too short")), ("a", Tally(2, "too late"))]
     assert refusals.newest(1) == [("a", Tally(2, "too late"))]
 
-    # only the first refusal of a peer is logged. As a warning, with the name in the peer's invitation; a flood of
+    # Only the first refusal of a peer is logged. As a warning, with the name in the peer's invitation; a flood of
     # messages doesn't fill the log.
     caplog.clear()
     refusals = Refusals()
@@ -95,14 +95,14 @@ def test_refusals_are_counted_by_sender_and_logged_once(caplog: pytest.LogCaptur
         "refused a message of b: too long",
     ]
 
-    # what a message says begins no line of the log. A reason may quote the message, for example the name of an
+    # What a message says begins no line of the log. A reason may quote the message, for example the name of an
     # invented peer.
     caplog.clear()
     Refusals().count("a", "it counts x\n2026 ERROR invented\x1b[2J" + "!" * 5000)
     assert "it counts x 2026 ERROR invented [2J!!!" in caplog.messages[0]
     assert len(caplog.messages[0]) < 500
 
-    # the table is bounded. Identities are free: the peer that was refused longest ago is forgotten.
+    # The table is bounded. Identities are free: the peer that was refused longest ago is forgotten.
     refusals = Refusals()
     for n in range(PEERS_MAX + 1):
         refusals.count(f"peer {n}", "too long")

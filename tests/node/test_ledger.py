@@ -34,7 +34,7 @@ def nonzero(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def test_each_moment_is_in_one_part() -> None:
-    # arithmetic goes before transfer and the rest is waiting. While the node computes and a payload travels, the
+    # Arithmetic goes before transfer and the rest is waiting. While the node computes and a payload travels, the
     # time is the computing's; while neither does, the group's.
     clock = Clock()
     ledger = clock.ledger()
@@ -50,7 +50,7 @@ def test_each_moment_is_in_one_part() -> None:
     assert ledger.hidden == {"group": 33.0, "transfer": 18.0, "codec": 4.0, "outer_step": 8.0}
     assert nonzero(ledger.stood) == {}
 
-    # what is before training stands still is hidden. The moment is told by the trainer, and may lie within a part
+    # What is before training stands still is hidden. The moment is told by the trainer, and may lie within a part
     # that began before it; each part is cut there.
     clock = Clock()
     ledger = clock.ledger()
@@ -61,7 +61,7 @@ def test_each_moment_is_in_one_part() -> None:
     assert nonzero(ledger.hidden) == {"transfer": 2.0}
     assert nonzero(ledger.stood) == {"transfer": 1.0, "group": 5.0}
 
-    # each exchange begins anew and a part ends though it fails. What is under way when it begins is counted from
+    # Each exchange begins anew and a part ends though it fails. What is under way when it begins is counted from
     # there on; an error leaves nothing under way.
     clock = Clock()
     ledger = clock.ledger()
@@ -73,7 +73,7 @@ def test_each_moment_is_in_one_part() -> None:
     clock.now += 1.0
     assert nonzero(ledger.hidden) == {"transfer": 4.0, "group": 1.0}
 
-    # what has come is split and nothing else. What another account knows better of the last wait takes nothing
+    # What has come is split and nothing else. What another account knows better of the last wait takes nothing
     # from the waits before it.
     clock = Clock()
     ledger = Ledger(OF_TRAINING, clock)

@@ -122,7 +122,7 @@ async def test_a_member_cannot_replace_the_runs_record(caplog: pytest.LogCapture
 
 
 def test_what_members_alone_know_and_sign() -> None:
-    # a signed record holds for its run and content only. The signature covers the run's name and every byte of
+    # A signed record holds for its run and content only. The signature covers the run's name and every byte of
     # the record.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     record = RunRecord.founding(Run("r", RunConfig(), layout), "a", 1.0)
@@ -138,14 +138,14 @@ def test_what_members_alone_know_and_sign() -> None:
     assert not Access(membership(id_of("a"), invitation(key=OTHER_KEY))).founded_by_the_key("r", value)
     assert signature_of(record.pack())[1] == b""
 
-    # the token is a secret of the members. A stranger that knows name, settings and model can't compute it; an
+    # The token is a secret of the members. A stranger that knows name, settings and model can't compute it; an
     # open run's token is as before.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     salted = Run("r", RunConfig(), layout, membership(id_of("a")).token_salt)
     assert salted.token == Run("r", RunConfig(), layout, membership(id_of("b")).token_salt).token
     assert salted.token != Run("r", RunConfig(), layout).token
 
-    # an invitation names addresses that other machines may reach. Only a machine without a network names those
+    # An invitation names addresses that other machines may reach. Only a machine without a network names those
     # that no other machine reaches.
     here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
     assert invited_through([bootstrap], [here, near]) == [bootstrap, near]

@@ -64,13 +64,13 @@ def test_a_record_always_fits(
 
 
 def test_a_record_keeps_what_matters_and_is_read_with_care() -> None:
-    # the newest events stay and a long one says that it is cut. Also a death; a text that fits stays whole.
+    # The newest events stay and a long one says that it is cut. Also a death; a text that fits stays whole.
     events = (*(Event(float(n), f"event {n}") for n in range(7)), Event(7.0, "x" * 80), Event(8.0, "x" * 81))
     found = PeerStatus.unpack(dataclasses.replace(RECORD, events=events, death=events[-1]).pack())
     assert found.events == (*events[6:8], Event(8.0, "x" * 79 + "…"))
     assert found.death == found.events[-1]
 
-    # the peers that were refused last stay. In a record that is too long, events make room first, and addresses
+    # The peers that were refused last stay. In a record that is too long, events make room first, and addresses
     # only after all refused peers.
     refused = tuple(RefusedPeer(f"peer {n}", 1, "x" * 99) for n in range(9))
     events = tuple(Event(float(n), "x" * 80) for n in range(3))
@@ -82,7 +82,7 @@ def test_a_record_keeps_what_matters_and_is_read_with_care() -> None:
     longer = PeerStatus.unpack(dataclasses.replace(full, host="x" * 350).pack())
     assert (longer.events, len(longer.refused), longer.addresses) == ((), 1, addresses)
 
-    # what is no record of this protocol is none. A field that has another type, or is missing, is unknown.
+    # What is no record of this protocol is none. A field that has another type, or is missing, is unknown.
     # Without the peer's id it is no record.
     protocol, fields = msgpack.unpackb(RECORD.pack())
     assert PeerStatus.unpack(msgpack.packb([protocol, [*fields[:1], 7]])) == PeerStatus(peer_id="a")
@@ -90,7 +90,7 @@ def test_a_record_keeps_what_matters_and_is_read_with_care() -> None:
         with pytest.raises(ValueError, match="not a peer's status"):
             PeerStatus.unpack(msgpack.packb(content))
 
-    # settings that can not be printed are no settings. Anyone can write the record of an open run: a joiner and
+    # Settings that can not be printed are no settings. Anyone can write the record of an open run: a joiner and
     # `status` would end in a RecursionError.
     nested = reduce(lambda inner, _: [inner], range(700), [])
     record = RunRecord({"outer_options": {"a": [[1]]}}, "model", "cut", 1, 10, 1, "id", 0.0)

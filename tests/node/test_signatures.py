@@ -119,7 +119,7 @@ def test_each_author_signs_its_own_part() -> None:
         f"{other} has not signed its ready"
     )
 
-    # a choice is signed by whoever chose it. Who completes it as the leader of a later term can't sign it for its
+    # A choice is signed by whoever chose it. Who completes it as the leader of a later term can't sign it for its
     # author.
     made, second = close(), RUN.names[1]
     taken = signatures_of(second).signed(replace(made, term=1, leader=second, seal=b""))
@@ -137,7 +137,7 @@ def test_each_author_signs_its_own_part() -> None:
         wrong = replace(mean, **change)
         assert refused(LEADER, wrong) == f"{wrong.owner} has not signed its mean"
 
-    # others messages are passed on as they are. A peer signs nothing for another one, and nothing twice.
+    # Others' messages are passed on as they are. A peer signs nothing for another one, and nothing twice.
     other = signatures_of(RUN.names[1])
     for message in (close(), commit(), m.Vote(0, BASE, 0, LEADER, close(), commit())):
         assert other.signed(message) == message

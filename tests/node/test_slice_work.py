@@ -216,7 +216,7 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
 
 
 def test_fetched_slices_are_rolled_and_adopted_together() -> None:
-    # a replica that is behind fetches rolls and adopts. Slices come at unlike versions, are rolled to one, and
+    # A replica that is behind fetches, rolls and adopts. Slices come at unlike versions, are rolled to one, and
     # replace the present ones all at once.
     donor, behind = work(), work(None, torch.zeros(LAYOUT.numel))
     behind.bases.loaded(range(SLICES))
@@ -239,7 +239,7 @@ def test_fetched_slices_are_rolled_and_adopted_together() -> None:
     assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
 
-    # a newcomer needs no second memory. It holds no state that could be needed: slices are staged in place.
+    # A newcomer needs no second memory. It holds no state that could be needed: slices are staged in place.
     donor = work()
     effect = stepped(donor, 1.0)
     newcomer = work(torch.zeros(LAYOUT.numel))
@@ -252,7 +252,7 @@ def test_fetched_slices_are_rolled_and_adopted_together() -> None:
     newcomer.accept(Accept(((0, at(1)),), staged=True))
     assert digests(newcomer) == digests(donor)
 
-    # a repair replaces only damaged slices and keeps no base. The round goes on meanwhile: the staged slice is
+    # A repair replaces only damaged slices and keeps no base. The round goes on meanwhile: the staged slice is
     # rolled with the commit that was applied here.
     donor, kept = work(), list[int]()
     damaged = work(None, kept.append)

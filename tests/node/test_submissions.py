@@ -151,7 +151,7 @@ async def test_a_wait_is_told_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_log_of_submissions_counts_and_adjusts() -> None:
-    # staleness is counted by bins. Each submission that was counted is in one bin, by its staleness; one that was
+    # Staleness is counted by bins. Each submission that was counted is in one bin, by its staleness; one that was
     # not is among the refused, unless the run ended before it came.
     submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in (0, 5, 64, 1000):
@@ -163,7 +163,7 @@ def test_a_log_of_submissions_counts_and_adjusts() -> None:
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}
     assert found == {0: 1, 4: 1, 64: 2}
 
-    # slower peers make fewer steps. With dylu a peer's number of steps follows the table of speeds. If the run's
+    # Slower peers make fewer steps. With dylu a peer's number of steps follows the table of speeds. If the run's
     # H changes, its number changes by the same ratio at once, and follows the table from then on. Without dylu,
     # it is the run's.
     plain, submissions = (SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=dylu)) for dylu in (False, True))

@@ -65,7 +65,7 @@ def test_a_finding_expels_if_another_peer_confirms_it() -> None:
     assert verdicts.mistaken == {"c"}
     assert found(verdicts, "b", "d") == []
 
-    # a finding that nothing proves is dropped if no other peer confirms it. Perhaps only this peer was not shown
+    # A finding that nothing proves is dropped if no other peer confirms it. Perhaps only this peer was not shown
     # what the commit was made of. It does not doubt itself for that.
     verdicts = Verdicts(10.0)
     verdicts.finds(case("b", proves=False), "it hides", 0.0)
@@ -79,7 +79,7 @@ def test_a_finding_expels_if_another_peer_confirms_it() -> None:
 
 
 def test_what_is_remembered_of_proofs_and_accusations_is_bounded() -> None:
-    # the proofs that are kept are bounded in number and size. The newest is kept however long it is. A lie that
+    # The proofs that are kept are bounded in number and size. The newest is kept however long it is. A lie that
     # nothing shows is told only while others can find it.
     verdicts = Verdicts(10.0)
     for n in range(PROOFS_MAX + 2):
@@ -95,7 +95,7 @@ def test_what_is_remembered_of_proofs_and_accusations_is_bounded() -> None:
     assert [kept.owner for kept in verdicts.to_tell()] == ["long"]
     assert len(verdicts.expelled) == PROOFS_MAX + 4
 
-    # of each peer only the last accusations are remembered. A peer that accuses everybody displaces no other
+    # Of each peer only the last accusations are remembered. A peer that accuses everybody displaces no other
     # peer's accusations, and none count of a peer that is gone.
     verdicts = Verdicts(10.0)
     verdicts.accused("b", "d")

@@ -222,7 +222,7 @@ class SteppedInBackward:
 
 
 def test_what_follows_a_step_comes_after_a_backward_pass() -> None:
-    # a step within a backward pass is followed when the pass has ended. Whichever optimizer it is: an exchange
+    # A step within a backward pass is followed when the pass has ended. Whichever optimizer it is: an exchange
     # would change parameters that the pass still needs.
     for which in range(4):
         training, calls = SteppedInBackward(), list[int]()
@@ -243,7 +243,7 @@ def test_what_follows_a_step_comes_after_a_backward_pass() -> None:
         training.backward()
         assert len(calls) == 3
 
-    # what follows a step may fail. Within a backward pass the error comes out of it.
+    # What follows a step may fail. Within a backward pass the error comes out of it.
     training = SteppedInBackward()
 
     def fail() -> None:
@@ -253,7 +253,7 @@ def test_what_follows_a_step_comes_after_a_backward_pass() -> None:
     with pytest.raises(UsageError, match="no"):
         training.backward()
 
-    # a wrapper that leaves out torchs init is followed. Torch itself calls no hook of it, or has no place to put
+    # A wrapper that leaves out torch's init is followed. Torch itself calls no hook of it, or has no place to put
     # one.
     calls: list[int] = []
     wrapper = Wrapper(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))

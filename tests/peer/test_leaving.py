@@ -163,7 +163,7 @@ def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None
 
 
 def test_a_peer_alone_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    # a peer alone stays until another has the state or for a limited time. It says first what it waits for and
+    # A peer alone stays until another has the state or for a limited time. It says first what it waits for and
     # how to skip it, and leaves as soon as another peer has the state. If nobody comes, the last warning says so,
     # and how a run waits for a second peer.
     assert stays([False, False, True]) == 2 * LOOK_EVERY_S
@@ -172,7 +172,7 @@ def test_a_peer_alone_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> Non
     assert stays([]) == 60.0
     assert "start_peers=2" in caplog.messages[-1]
 
-    # an interrupt or a fault of the node ends the stay. ^C skips it, and the program goes on. A signal that ends
+    # An interrupt or a fault of the node ends the stay. ^C skips it, and the program goes on. A signal that ends
     # programs still does.
     def interrupted(number: int) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:

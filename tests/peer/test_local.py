@@ -295,11 +295,11 @@ def trainer(mean: float = 0.0, var: float = 1.0, seen: int = 0, dtype: torch.dty
 
 
 def test_buffers_are_loaded_and_sent_as_the_run_has_them() -> None:
-    # a newcomer without progress takes the global values. Even if its own counter is higher.
+    # A newcomer without progress takes the global values. Even if its own counter is higher.
     one = trainer(0.5, 2.0, 100)
     assert one.merge(Blend.ALL, one.becomes(0.25, 1.5, 3)) == (0.25, 1.5, 3)
 
-    # a short dtype loses nothing of what does not change. A peer in fp16 sends the global values back as they
+    # A short dtype loses nothing of what does not change. A peer in fp16 sends the global values back as they
     # were, not as it has rounded them.
     one = trainer(dtype=torch.float16)
     kept = one.becomes(1 / 3, 1.1, 5)
@@ -309,7 +309,7 @@ def test_buffers_are_loaded_and_sent_as_the_run_has_them() -> None:
     one.model.norm.running_var.fill_(1.5)
     assert one.sends()[:2] == [one.theta[1].item(), 1.5]
 
-    # a state dict has the global values in the models dtypes. Those loaded last, not the newest and not the
+    # A state dict has the global values in the model's dtypes. Those loaded last, not the newest and not the
     # model's own; after leaving, too.
     one = trainer(0.5, 1.0, 3)
     one.model.has(0.75, 2.0, 4)

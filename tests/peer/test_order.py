@@ -145,7 +145,7 @@ def test_an_early_end_and_a_late_one_are_told_once(caplog: pytest.LogCaptureFixt
 
 
 def test_passes_of_a_stream_must_agree() -> None:
-    # a stream that raises has not ended. The generator is over, and the samples are not: they are read again.
+    # A stream that raises has not ended. The generator is over, and the samples are not: they are read again.
     faults = [True]
 
     def faulty() -> Iterator[int]:
@@ -159,7 +159,7 @@ def test_passes_of_a_stream_must_agree() -> None:
         one.__getitems__([4])
     assert one.__getitems__([4, 5]) == [4, 5]
 
-    # a second pass that has less is an error. Else all that is left would count as used without a word. Once a
+    # A second pass that has less is an error. Else all that is left would count as used without a word. Once a
     # pass had a sample, each later pass of the epoch must have it, and each epoch needs one. Epochs may be of
     # different lengths.
     source = Counting(8)

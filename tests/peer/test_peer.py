@@ -55,7 +55,7 @@ def test_what_makes_no_peer_is_refused(given: tuple[Any, Any], settings: dict[st
 
 
 def test_a_peer_belongs_to_its_run_and_process() -> None:
-    # a peer outside its run says so. Before entering, what needs the run is an error with the mend, not a crash.
+    # A peer outside its run says so. Before entering, what needs the run is an error with the mend, not a crash.
     model, optimizer = parts()
     peer = Peer(model, optimizer, run_id="x", config=RunConfig(sync_every=3))
     for what in ("epoch", "digest", "global_step", "finished", "peers", "plan", "config", "metrics"):
@@ -64,12 +64,12 @@ def test_a_peer_belongs_to_its_run_and_process() -> None:
     peer.close()
     optimizer.step()
 
-    # the seed is the peers own. It follows from the identity: different on two peers, the same after a restart,
+    # The seed is the peer's own. It follows from the identity: different on two peers, the same after a restart,
     # and fit for torch and NumPy.
     assert seed_of("a") == seed_of("a") != seed_of("b")
     assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
 
-    # a peer is not copied and does not leave its process. A model that holds it can be copied, as callbacks do
+    # A peer is not copied and does not leave its process. A model that holds it can be copied, as callbacks do
     # that keep an average; what is pickled must not hold it.
     model, optimizer = parts()
     model.peer = Peer(model, optimizer)
@@ -78,7 +78,7 @@ def test_a_peer_belongs_to_its_run_and_process() -> None:
         with pytest.raises(UsageError, match="from this process alone; keep it out of what is pickled"):
             act(model.peer)
 
-    # the innermost optimizer of the last counts. Of several optimizers the last one's step is an inner step;
+    # The innermost optimizer of the last counts. Of several optimizers the last one's step is an inner step;
     # wrappers are opened.
     _, first = parts()
     _, last = parts()

@@ -87,7 +87,7 @@ def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
 
 
 def test_a_loop_loses_and_repeats_nothing() -> None:
-    # an unreadable sample is reported and nothing else is lost. The error reaches the loop; what was drawn with
+    # An unreadable sample is reported and nothing else is lost. The error reaches the loop; what was drawn with
     # the sample stays in the stock.
     run = Run(broken=17)
 
@@ -101,7 +101,7 @@ def test_a_loop_loses_and_repeats_nothing() -> None:
     run.shard.begin(0)
     assert not minus(run.leased, run.shard.free)
 
-    # a wrapper that fetches ahead. With `ahead=1` the last delivered batch belongs to the next step. A loop that
+    # A wrapper that fetches ahead. With `ahead=1` the last delivered batch belongs to the next step. A loop that
     # is left gives it back.
     run = Run(each=50)
     loader = run.shard.loader(5, ahead=1)
@@ -112,7 +112,7 @@ def test_a_loop_loses_and_repeats_nothing() -> None:
     assert run.used == ((0, 5),)
     assert next(iter(loader)).tolist() == run.shard.indices(((5, 10),))
 
-    # a loop ends before its last step. If no data is left but batches that are in no step yet, the loop ends, so
+    # A loop ends before its last step. If no data is left but batches that are in no step yet, the loop ends, so
     # that the step can be made; a second loop without that step is an error.
     run, loops = Run(), 0
     while not run.shard.complete:
@@ -129,7 +129,7 @@ def test_a_loop_loses_and_repeats_nothing() -> None:
     with pytest.raises(UsageError, match="in no step"):
         next(iter(run.shard.loader(20)))
 
-    # a newer loop ends an older one. Two loops at a time over one shard would take each other's batches, so the
+    # A newer loop ends an older one. Two loops at a time over one shard would take each other's batches, so the
     # older one is refused.
     run = Run()
     older, newer = iter(run.shard.loader(5)), iter(run.shard.loader(5))

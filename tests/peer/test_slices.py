@@ -106,7 +106,7 @@ def opened(behind: Behind, wait_s: float = 10.0) -> Slices:
 
 
 def test_slices_are_files_and_samples_their_lines(behind: Behind) -> None:
-    # slices are files and samples their lines
+    # slices are files, and samples their lines
     slices = opened(behind)
     assert len(slices) == len(behind.stub.pieces) > 10
     assert slices[2].read_bytes() == behind.stub.pieces[2].read()
@@ -117,7 +117,7 @@ def test_slices_are_files_and_samples_their_lines(behind: Behind) -> None:
         slices[len(slices)]
     assert os.stat(Path(behind.path).parent).st_mode & 0o077 == 0, "only this user can enter"
 
-    # the nodes error is raised here
+    # the node's error is raised here
     with pytest.raises(Refused, match="slices=other is the name of several data sets; stop one"):
         open_slices(behind.path, "other", "", 10.0)
 
