@@ -58,13 +58,8 @@ async def _all(frames: FrameStream) -> AsyncIterator[Frame]:
 async def attacker(victim: Any, *, addresses: list[str] | None = None) -> AsyncIterator[Attacker]:
     """A stranger that is connected to the victim, a transport."""
     daemon = await Daemon.start(
-        identity_path=None,
-        host_maddrs=LISTEN,
-        announce_maddrs=(),
-        client_mode=False,
-        timeout_s=30.0,
-        on_death=None,
-    )
+        identity_path=None, host_maddrs=LISTEN, announce_maddrs=(), client_mode=False, timeout_s=30.0, on_death=None,
+    )  # fmt: skip
     try:
         daemon.introduce(victim.peer_id, addresses or victim.addresses())
         yield Attacker(daemon, victim.peer_id)

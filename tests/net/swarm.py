@@ -26,16 +26,15 @@ AT_ONCE_S = 8.0
 STRANGER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 CHILD = """
 import asyncio
-import sys
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.hivemind import HivemindTransport
 from tests.net.inboxes import Quiet
 
 async def main():
     transport = await HivemindTransport.create(
-        Quiet(), PeerConfig(run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-        client_mode=len(sys.argv) > 1))
-    print(transport.peer_id, (transport.addresses() or ["-"])[0], transport._dht.daemon.p2p._child.pid, flush=True)
+        Quiet(), PeerConfig(run_id="real", host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    )
+    print(transport.peer_id, transport.addresses()[0], transport._dht.daemon.p2p._child.pid, flush=True)
     await asyncio.sleep(110)
 
 asyncio.run(main())
@@ -74,11 +73,10 @@ def _run(test: Callable[[Join], Awaitable[None]]) -> None:
 
 
 @contextlib.contextmanager
-def peer_process(*initial_peers: str) -> Iterator[tuple[subprocess.Popen[str], str, str, int]]:
-    """A peer in a process of its own: the process, its peer id, its address, and its daemon's process id. With initial
-    peers it is one that listens nowhere."""
+def peer_process() -> Iterator[tuple[subprocess.Popen[str], str, str, int]]:
+    """A peer in a process of its own: the process, its peer id, its address, and its daemon's process id."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, *initial_peers], stdout=subprocess.PIPE, text=True, env=os.environ | child_path()
+        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=os.environ | child_path()
     )
     try:
         assert process.stdout is not None

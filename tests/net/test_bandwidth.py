@@ -35,8 +35,9 @@ def send(meter: Meter, now: float, seconds: float, rate: float, every_s: float =
     return now + seconds
 
 
-def test_bytes_that_came_without_a_second_partner_do_not_count() -> None:
-    """A late report covers time in which the clock stood; that part, here ten times as much, is left out."""
+def test_what_a_meter_measures_and_a_peer_tells() -> None:
+    # Bytes that came without a second partner do not count. A late report covers time in which the clock stood;
+    # that part, here ten times as much, is left out.
     meter = Meter()
     lone = meter.begin("a", 0.0)
     for second in range(40):
@@ -46,9 +47,8 @@ def test_bytes_that_came_without_a_second_partner_do_not_count() -> None:
         other.end(second + 1.0)
     assert meter.rate == pytest.approx(12 * MB, rel=0.01)
 
-
-def test_a_late_report_is_spread_over_the_time_before_it() -> None:
-    """A payload that reports rarely counts in the windows in which its bytes came."""
+    # A late report is spread over the time before it. A payload that reports rarely counts in the windows in
+    # which its bytes came.
     meter = Meter()
     slow, quick = meter.begin("a", 0.0), meter.begin("b", 0.0)
     for tick in range(1, 43):
@@ -58,9 +58,7 @@ def test_a_late_report_is_spread_over_the_time_before_it() -> None:
             assert meter.rate == 0 or meter.rate == pytest.approx(10 * MB, rel=1e-3)
     assert meter.rate > 0
 
-
-def test_the_slower_direction_counts() -> None:
-    """A contribution has to come as well as go; above a gigabit all links are alike."""
+    # The slower direction counts. A contribution has to come as well as go; above a gigabit all links are alike.
     both = Bandwidth()
     send(both.up, 0.0, 5.0, 2 * MB)
     assert both.rate == pytest.approx(2 * MB, rel=1e-3)
@@ -70,17 +68,14 @@ def test_the_slower_direction_counts() -> None:
     send(fast.up, 0.0, 5.0, 10 * FAST)
     assert fast.rate == FAST
 
-
-def test_a_single_high_reading_does_not_count() -> None:
-    """The system's clock may have jumped."""
+    # A single high reading does not count. The system's clock may have jumped.
     meter = Meter()
     now = send(meter, 0.0, 5.0, 2 * MB)
     send(meter, now, 1.0, 50 * MB)
     assert meter.rate == pytest.approx(2 * MB, rel=1e-3)
 
-
-def test_the_told_bandwidth_ignores_small_changes() -> None:
-    """The bandwidth is announced once it is known, and later only if it clearly differs."""
+    # The told bandwidth ignores small changes. The bandwidth is announced once it is known, and later only if it
+    # clearly differs.
     assert steady(0.0, 1234567.0) == 1.23e6
     assert steady(0.0, 0.0) == 0.0
     assert steady(1e6, 1.2e6) == 1e6

@@ -50,9 +50,7 @@ async def test_who_is_unknown_or_of_another_run_or_version_is_not_taken_for_dead
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @real
-async def test_the_daemons_death_is_reported(
-    join: Join, number: signal.Signals, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_daemons_end_is_told(join: Join, number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     """The node is told why, direct connections end, and later calls fail at once. It is no error in the log if the
     daemon was asked to end, as ^C in a terminal, or the stop of a service, asks each process."""
     reasons: asyncio.Queue[str] = asyncio.Queue()
@@ -179,8 +177,9 @@ async def test_no_daemon_relays_for_strangers(join: Join) -> None:
 THIRD = "/ip4/192.0.2.9/tcp/{}"
 
 
-def test_a_host_is_dialled_so_often_in_a_minute_whoever_names_it() -> None:
-    """However many peers, ports, and spellings of the address."""
+def test_a_host_is_dialled_so_often_in_a_minute_unless_a_peer_was_found_there() -> None:
+    # A host is dialled so often in a minute whoever names it. However many peers, ports, and spellings of the
+    # address.
     now = 100.0
     dials = Unproven(lambda: now)
     spelled = [THIRD, "/ip4/192.0.2.9/udp/{}/quic-v1", "/ip6/::ffff:192.0.2.9/tcp/{}", "/ip6/::ffff:c000:209/tcp/{}"]
@@ -191,10 +190,8 @@ def test_a_host_is_dialled_so_often_in_a_minute_whoever_names_it() -> None:
     now += DIALS_S
     assert dials.admit("p0", named) == named
 
-
-def test_peers_that_were_found_at_a_host_are_dialled_there_without_limit() -> None:
-    """Many peers behind one router, each at a port of its own. Who was found through a relay proves nothing of its
-    host."""
+    # Peers that were found at a host are dialled there without limit. Many peers behind one router, each at a
+    # port of its own. Who was found through a relay proves nothing of its host.
     dials = Unproven()
     for n in range(10 * DIALS_MAX):
         assert dials.admit(f"p{n}", [THIRD.format(n)])
@@ -206,8 +203,7 @@ def test_peers_that_were_found_at_a_host_are_dialled_there_without_limit() -> No
     dials.prove("p", f"{THIRD.format(1)}/p2p/relay/p2p-circuit")
     assert not dials.proven("p", [THIRD.format(1)])
 
-
-def test_what_is_counted_is_bounded() -> None:
+    # what is counted is bounded
     dials = Unproven()
     for n in range(2 * HOSTS_MAX):
         dials.admit("p", [f"/ip4/10.{n // 250 % 250}.{n % 250}.1/tcp/1"])

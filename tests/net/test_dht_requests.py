@@ -44,22 +44,19 @@ class Asked:
 
 
 @awaited
-async def test_a_key_that_is_named_again_is_looked_up_once() -> None:
+async def test_a_request_costs_little() -> None:
+    # a key that is named again is looked up once
     peer = Asked()
     assert len((await peer.ask(*[b"a", b"b"] * 100_000)).results) == 2
     assert peer.asked == [b"a", b"b"]
 
-
-@awaited
-async def test_a_request_for_many_keys_is_refused_before_any_is_looked_up() -> None:
+    # a request for many keys is refused before any is looked up
     peer = Asked()
     with pytest.raises(ValueError, match="names 5 keys, at most 4"):
         await peer.ask(*(b"%d" % number for number in range(KEYS_MAX + 1)))
     assert peer.asked == []
 
-
-@awaited
-async def test_an_answer_fits_into_a_message() -> None:
+    # an answer fits into a message
     with pytest.raises(ValueError, match="at most 3145728 are sent"):
         await Asked(FOUND_BYTES_MAX).ask(b"a")
 

@@ -183,9 +183,7 @@ async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) ->
 
 
 @plays(run)
-async def test_pending_streams_are_few_and_members_get_in_all_the_same(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_pending_streams_are_few_and_members_get_in(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """The oldest pending stream makes room, of the same peer first. One line in the log counts them."""
     caplog.set_level(logging.INFO)
     me, a = start(ME), start(A)
@@ -202,34 +200,25 @@ async def test_pending_streams_are_few_and_members_get_in_all_the_same(
     assert sum("turned away" in record.getMessage() for record in caplog.records) == 1
 
 
-@plays(run)
-async def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate(start: Start) -> None:
-    """The dialler finds it out first, and takes the peer for dead: no other process can have its id."""
-    a, stranger = start(A), start(S, invitation(key=OTHER_KEY))
-    near, far = await pair()
-    far.write(encode(Message(stranger.hellos.membership.chain)))
-    with pytest.raises(Unreachable, match="not a member") as error:
-        await a.hellos.greet(S, (near, ""), WITHIN_S)
-    assert error.value.refused
-    assert near.ended
-    await until(lambda: far.ended)
-    assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.chain))
-    far.abort()
+STRANGERS = Message(membership(S, invitation(key=OTHER_KEY)).chain)
 
 
-@pytest.mark.parametrize("frame", [None, Bulk(b"", 0), Message(b"no certificate")], ids=repr)
+@pytest.mark.parametrize("frame", [None, Bulk(b"", 0), Message(b"no certificate"), STRANGERS])
 @plays(run)
-async def test_a_listener_that_shows_no_certificate_is_unreachable(start: Start, frame: Frame | None) -> None:
-    """Whether it closes the stream or says something else."""
+async def test_a_listener_that_is_no_member_gets_the_certificate_alone(start: Start, frame: Frame | None) -> None:
+    """Whether it closes the stream or says something else. If it shows a stranger's certificate the dialler takes the
+    peer for dead: no other process can have its id."""
     a = start(A)
     near, far = await pair()
-    if frame is not None:
-        far.write(encode(frame))
-    else:
-        far.close()
-    with pytest.raises(Unreachable):
+    far.close() if frame is None else far.write(encode(frame))
+    with pytest.raises(Unreachable) as error:
         await a.hellos.greet(S, (near, ""), WITHIN_S)
+    if frame is STRANGERS:
+        assert ("not a member" in str(error.value), error.value.refused) == (True, True)
     assert near.ended
+    if frame is not None:
+        await until(lambda: far.ended)
+        assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.chain))
     far.abort()
 
 

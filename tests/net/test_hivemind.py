@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
 from tests.net.inboxes import Box
 from tests.net.patience import until
-from tests.net.swarm import AT_ONCE_S, PATIENT, Join, child_path, gone, peer_process, real
+from tests.net.swarm import AT_ONCE_S, PATIENT, Join, child_path, real
 
 
 @real
@@ -59,31 +57,6 @@ async def test_two_private_peers_exchange_through_a_relay(join: Join) -> None:
         await a.send(b.peer_id, b"anyone?")
     assert not caught.value.refused
     await asyncio.wait_for(asyncio.gather(a.close(), b.close()), AT_ONCE_S)
-
-
-@real
-async def test_a_killed_private_peer_is_gone(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The relay says so at once; the dial then counts as refused."""
-    monkeypatch.setattr(paths, "HEAD_START_S", 0.05)
-    seed = await join()
-    with contextlib.ExitStack() as processes:  # it joins while this loop serves
-        started = await asyncio.to_thread(processes.enter_context, peer_process(*seed.addresses()))
-        process, peer_id, _, daemon = started
-        a = await private(join, seed, Box())
-        await until(lambda: peer_id in seed._relay._registered, PATIENT.connect_timeout_s)
-        address = f"{seed.addresses()[0]}/p2p-circuit/p2p/{peer_id}"
-        await a.introduce(peer_id, [address])
-        await a.send(peer_id, b"hello")
-        process.kill()
-        await until(lambda: peer_id not in seed._relay._registered, AT_ONCE_S)
-        refused = False
-        for _ in range(50):
-            with pytest.raises(Unreachable) as caught:
-                await a.send(peer_id, b"anyone?")
-            if refused := caught.value.refused:
-                break
-        assert refused
-        await until(lambda: gone(daemon), AT_ONCE_S)
 
 
 IMPORTS = """

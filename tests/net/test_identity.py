@@ -17,8 +17,9 @@ RSA = b"\x08\x00\x12\xa8\x09" + bytes(1192)
 
 
 def test_a_new_file_is_private_and_in_use_by_one_process(tmp_path: Path) -> None:
-    """Only its owner may read it, and nothing else is left in its folder. A second claim is refused until the first is
-    released, and finds the same key then; a key can be read all the while."""
+    # A new file is private and in use by one process. Only its owner may read it, and nothing else is left in its
+    # folder. A second claim is refused until the first is released, and finds the same key then; a key can be
+    # read all the while.
     path = tmp_path / "identity"
     first = IdentityFile.claim(str(path))
     with pytest.raises(ConfigError, match=r"identity_path=.*in use by another process"):
@@ -31,9 +32,8 @@ def test_a_new_file_is_private_and_in_use_by_one_process(tmp_path: Path) -> None
     second.release()
     assert first.key.peer_id == second.key.peer_id
 
-
-def test_a_temporary_file_goes_with_its_peer() -> None:
-    """Without a path each claim has a key of its own, in a private folder that is deleted."""
+    # A temporary file goes with its peer. Without a path each claim has a key of its own, in a private folder
+    # that is deleted.
     a, b = IdentityFile.claim(None), IdentityFile.claim(None)
     assert a.key.peer_id != b.key.peer_id
     assert stat.S_IMODE(a.path.parent.stat().st_mode) == 0o700

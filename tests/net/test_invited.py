@@ -49,9 +49,10 @@ def key(folder: Path) -> RunKey:
     return made
 
 
-def test_an_invitation_names_the_run_and_its_addresses(key: RunKey) -> None:
-    """So that `--invite` is all that a peer needs: its file, or its one line, as an environment variable holds it.
-    Given addresses come first; another run than the invitation's is an error, which names both."""
+def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # An invitation names the run and its addresses. So that `--invite` is all that a peer needs: its file, or its
+    # one line, as an environment variable holds it. Given addresses come first; another run than the invitation's
+    # is an error, which names both.
     local = with_invitation(PeerConfig(invite="r.invite"))
     assert (local.run_id, local.initial_peers) == ("r", (FAR,))
     assert with_invitation(PeerConfig(invite="r.invite", initial_peers=(FAR_TOO,))).initial_peers == (FAR_TOO,)
@@ -62,10 +63,10 @@ def test_an_invitation_names_the_run_and_its_addresses(key: RunKey) -> None:
     with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
         with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
-
-def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """So that `kick` takes what `status` shows. A given name comes first; a shared invitation names no peer. One that
-    others can read, as it came by mail, is used with a warning."""
+    # A peer has the name of its own invitation. So that `kick` takes what `status` shows. A given name comes
+    # first; a shared invitation names no peer. One that others can read, as it came by mail, is used with a
+    # warning.
+    caplog.clear()
     grant, seed = key.grant("worker", "alice", time.time() + 60)
     (folder / "alice.invite").write_text(Invitation("r", (FAR,), grant, seed, key.secret).pack())
     (folder / "alice.invite").chmod(0o600)
@@ -77,9 +78,8 @@ def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path, ca
     read_invitation(PeerConfig(invite="r.invite"))
     assert "chmod 600" in caplog.text
 
-
-def test_an_invitation_in_this_folder_is_used(key: RunKey) -> None:
-    """By its run's name, for a run that other machines can reach: so a restarted founder needs no further flag."""
+    # An invitation in this folder is used. By its run's name, for a run that other machines can reach: so a
+    # restarted founder needs no further flag.
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR_TOO,))).invite == "r.invite"
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(NEAR,))).invite is None
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR,), open=True)).invite is None
@@ -178,7 +178,8 @@ def test_an_invitation_allows_its_role(role: str, wanted: Literal["worker", "agg
 
 
 def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Path) -> None:
-    """By name or by id, in this file or not; expired grants are left out of the list that members get."""
+    # The list of invitations keeps what was revoked. By name or by id, in this file or not; expired grants are
+    # left out of the list that members get.
     now = time.time()
     issued = Issued.beside(folder / "r.key")
     alice, bob, late = (key.grant("worker", name, now + 60)[0] for name in ("alice", "bob", "late"))
@@ -203,9 +204,9 @@ def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Pat
     assert (made[0], member.banned) == (8, {alice.id, late.id, b"12345678", b"earlier!"})
     assert again.revocations(key, (), now + 61) == (8, key.sign_revocations(8, [b"12345678"]))
 
-
-def test_a_restarted_founder_knows_what_was_revoked(key: RunKey, folder: Path) -> None:
-    """From the file beside its key, though the DHT may have forgotten it."""
+    # A restarted founder knows what was revoked. From the file beside its key, though the DHT may have forgotten
+    # it.
+    (folder / "r.issued").unlink()
     local = PeerConfig(invite="r.invite")
     assert revocations_of(local, "r", key) is None
     issued = Issued.beside(folder / "r.key")
@@ -213,10 +214,8 @@ def test_a_restarted_founder_knows_what_was_revoked(key: RunKey, folder: Path) -
     issued.save()
     assert revocations_of(local, "r", key) == key.sign_revocations(3, [b"12345678"])
 
-
-def test_another_file_is_no_list(folder: Path) -> None:
-    """The error says how to go on without it. Of a later version's list the fields that this one doesn't know are left
-    out."""
+    # Another file is no list. The error says how to go on without it. Of a later version's list the fields that
+    # this one doesn't know are left out.
     for text in ("{", "[1]", '[{"id": "x"}]', "{}x", "7"):
         (folder / "r.issued").write_text(text)
         with pytest.raises(ConfigError, match="is no list of invitations; move it away"):

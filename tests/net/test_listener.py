@@ -10,7 +10,6 @@ import socket
 import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, FrameError, encode
-from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.listener import (
     KNOCK_BYTES,
     KNOCK_LIFE_S,
@@ -67,9 +66,7 @@ async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Star
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
 @plays(run)
-async def test_a_connection_without_a_handshake_is_closed_at_its_deadline(
-    start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes
-) -> None:
+async def test_a_connection_needs_a_handshake(start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes) -> None:
     """Silence, another protocol, half a handshake: closed and counted, while other connections are served."""
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
     with by_hand() as clock:
@@ -121,21 +118,7 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
 
 
 @plays(run)
-async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
-    """A peer that asks is refused, and the port is closed."""
-    a, b = start("a"), start("b")
-    port = b.port
-    b.direct.end()
-    with pytest.raises(Refusal, match="closing"):
-        await a.direct._ask("b", b"")
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
-
-
-@plays(run)
-async def test_a_connection_let_in_while_the_listener_ends_is_closed(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_let_in_at_the_end_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener ends between the moment when its peer was proven and the moment when the connection is served."""
     a, b = start("a"), start("b")
     proved = Listener._proved
@@ -169,8 +152,8 @@ def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, in
         Offer.unpack(Offer(ports, bytes(KNOCK_BYTES)).pack())
 
 
-def test_a_knock_expires() -> None:
-    """While any knock is valid, connections are expected."""
+def test_knocks_expire_and_are_limited() -> None:
+    # A knock expires. While any knock is valid, connections are expected.
     now = 100.0
     knocks = Knocks(lambda: now)
     assert not knocks
@@ -183,9 +166,8 @@ def test_a_knock_expires() -> None:
     assert knocks.use(late) == ("a", False)
     assert not knocks
 
-
-def test_the_number_of_knocks_is_limited() -> None:
-    """A peer's newest replaces its own oldest only; beyond the total limit the oldest of all goes."""
+    # The number of knocks is limited. A peer's newest replaces its own oldest only; beyond the total limit the
+    # oldest of all goes.
     knocks = Knocks(lambda: 100.0)
     other = knocks.draw("other", sends=False)
     drawn = [knocks.draw("greedy", sends=False) for _ in range(KNOCKS_PER_PEER_MAX + 1)]

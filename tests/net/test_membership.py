@@ -29,10 +29,17 @@ GIVEN = invitation()
 ME, OTHER, FOREIGN = membership(ALICE), membership(BOB, GIVEN), membership(ALICE, invitation(key=OTHER_KEY))
 
 
-def test_a_certificate_contains_no_secret() -> None:
-    """Neither the grant's seed nor the run's secret travels."""
+def test_what_members_show_hides_what_they_share() -> None:
+    # A certificate contains no secret. Neither the grant's seed nor the run's secret travels.
     assert GIVEN.seed not in OTHER.chain
     assert GIVEN.secret not in OTHER.chain
+
+    # Hidden keys and the salt belong to the run. All members compute the same, members of another run something
+    # else, and no key shows what it hides.
+    assert ME.hidden("main/peers/0") == OTHER.hidden("main/peers/0") != ME.hidden("main/peers/1")
+    assert ME.hidden("main/peers/0") != FOREIGN.hidden("main/peers/0")
+    assert "main" not in ME.hidden("main/peers/0")
+    assert ME.token_salt == OTHER.token_salt != FOREIGN.token_salt
 
 
 def test_a_grant_for_one_peer_admits_no_other() -> None:
@@ -47,8 +54,9 @@ def test_a_grant_for_one_peer_admits_no_other() -> None:
         membership(ALICE, invitation(life_s=-1.0))
 
 
-def test_only_a_newer_list_of_this_run_counts() -> None:
-    """An older or equal number, another run's list, or another key's signature changes nothing."""
+def test_revocations_come_from_the_run_key_alone() -> None:
+    # Only a newer list of this run counts. An older or equal number, another run's list, or another key's
+    # signature changes nothing.
     me = membership(ALICE)
     newest = KEY.sign_revocations(5, [b"12345678"])
     assert me.revoke(newest)
@@ -61,18 +69,14 @@ def test_only_a_newer_list_of_this_run_counts() -> None:
         assert not me.revoke(other)
     assert (me.banned, me.revocations) == (frozenset([b"12345678"]), newest)
 
-
-def test_every_flipped_bit_of_revocations_is_refused() -> None:
-    """So no stranger can revoke or restore a member."""
+    # Every flipped bit of revocations is refused. So no stranger can revoke or restore a member.
     packed = KEY.sign_revocations(3, [b"12345678"])
     for at in range(8 * len(packed)):
         changed = bytearray(packed)
         changed[at // 8] ^= 1 << at % 8
         assert not ME.revoke(bytes(changed))
 
-
-def test_the_longest_list_of_revocations_fits_into_one_record() -> None:
-    """Sealed; a longer list is refused with a mend."""
+    # The longest list of revocations fits into one record. Sealed; a longer list is refused with a mend.
     ids = [os.urandom(8) for _ in range(BANNED_MAX)]
     assert len(KEY.sign_revocations(2**40, ids)) + SEAL_BYTES <= 1024
     with pytest.raises(ConfigError, match="expired"):
@@ -89,14 +93,6 @@ def test_a_sealed_value_opens_for_members_under_its_name_only(value: bytes, name
     assert FOREIGN.open(name, sealed) is None
     assert OTHER.open(name, sealed[:-1]) is None
     assert ME.seal(name, value) != sealed  # a stranger can't tell whether a record has changed
-
-
-def test_hidden_keys_and_the_salt_belong_to_the_run() -> None:
-    """All members compute the same, members of another run something else, and no key shows what it hides."""
-    assert ME.hidden("main/peers/0") == OTHER.hidden("main/peers/0") != ME.hidden("main/peers/1")
-    assert ME.hidden("main/peers/0") != FOREIGN.hidden("main/peers/0")
-    assert "main" not in ME.hidden("main/peers/0")
-    assert ME.token_salt == OTHER.token_salt != FOREIGN.token_salt
 
 
 @pytest.mark.parametrize("key", ["run_id", "addresses", "grant", "seed", "secret"])
@@ -189,7 +185,8 @@ async def test_what_strangers_store_is_left_out() -> None:
 
 @awaited
 async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
-    """However many renew it: so a large run doesn't fill the record's key."""
+    # A record without owner is kept by a few members. However many renew it: so a large run doesn't fill the
+    # record's key.
     swarm = Swarm()
     members = [swarm.member(id_of(f"peer{number}")) for number in range(2 * COPIES)]
     for member in members:
@@ -197,10 +194,8 @@ async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
     assert len(swarm.stored()) == COPIES
     assert set(await members[0].fetch("main/config")) == {"hash"}
 
-
-@awaited
-async def test_a_record_is_stored_again_before_its_copies_expire() -> None:
-    """Copies with less than half of their time left don't count."""
+    # A record is stored again before its copies expire. Copies with less than half of their time left don't
+    # count.
     swarm = Swarm()
     for number in range(COPIES):
         await swarm.member(id_of(f"peer{number}")).store("main/config", "hash", b"value", 14.0, owned=False)

@@ -25,18 +25,14 @@ def give(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
     monkeypatch.setattr(own_addresses.psutil, "net_if_addrs", lambda: {"lo": each[:2], "eth0": [*each[2:], packet]})
 
 
-def test_a_machine_without_ip6_listens_on_ip4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback's address and those for one link alone don't count."""
-    give(monkeypatch, *LOCAL)
-    assert not has_ip6()
-    assert listens_at(PeerConfig(initial_peers=[FAR])) == ["/ip4/0.0.0.0/tcp/0"]
+@pytest.mark.parametrize("more", [[], ["fd00:3::1"], ["2001:db8::1"]])
+def test_a_machine_listens_on_ip6_if_it_has_it(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    """Also if the address is valid within one site alone; loopback's address and those for one link alone don't count.
+    What the user says counts more."""
+    give(monkeypatch, *LOCAL, *more)
+    assert has_ip6() == bool(more)
+    both = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
+    assert listens_at(PeerConfig(initial_peers=[FAR])) == both[: 1 + bool(more)]
     assert "fe80::1" in own_hosts()
-
-
-@pytest.mark.parametrize("host", ["fd00:3::1", "2001:db8::1"])
-def test_a_machine_with_ip6_listens_on_both(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    """Also if the address is valid within one site alone. What the user says counts more."""
-    give(monkeypatch, *LOCAL, host)
-    assert listens_at(PeerConfig(initial_peers=[FAR])) == ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
     chosen = ("/ip4/0.0.0.0/tcp/5",)
     assert listens_at(PeerConfig(initial_peers=[FAR], host_maddrs=chosen)) == chosen

@@ -82,92 +82,60 @@ def run(test: Callable[[Start, ByHand], Awaitable[None]]) -> None:
         assert all(dial.done() for dial in sides.direct + sides.relayed)
 
 
-def refused(why: str = "refused") -> Unreachable:
+def refused(why: str) -> Unreachable:
     return Unreachable(why, refused=True)
 
 
-async def outcome(dialling: asyncio.Task[Any]) -> Unreachable:
-    with pytest.raises(Unreachable) as caught:
-        await dialling
-    return caught.value
-
-
+@pytest.mark.parametrize("at_once", [True, False])
 @plays(run, 2)
-async def test_a_direct_dial_has_a_head_start(start: Start, clock: ByHand) -> None:
-    """Relays are asked only after it; a direct stream that comes first counts, and the relayed dial ends."""
+async def test_a_direct_dial_has_a_head_start(start: Start, clock: ByHand, at_once: bool) -> None:
+    """Relays are asked only after it. A direct stream that comes first counts, and the relayed dial ends; so does one
+    that comes at the same moment, and the relayed one is aborted."""
     sides = start()
     dialling = sides.dial()
     await clock.passes(0.9 * HEAD_START_S)
     assert (len(sides.direct), len(sides.relayed)) == (1, 0)
     await clock.passes(0.2 * HEAD_START_S)
     assert sides.asked == [("b", "/p", "linked")]
+    if at_once:
+        sides.succeed(sides.relayed[0], RELAYED)
     stream = sides.succeed(sides.direct[0], DIRECTLY)
     assert await dialling == (stream, DIRECTLY)
-    assert sides.aborted() == [False]
-
-
-@plays(run, 2)
-async def test_both_streams_at_once_leave_only_the_direct_one(start: Start, clock: ByHand) -> None:
-    """The other one is aborted."""
-    sides = start()
-    dialling = sides.dial()
-    await clock.passes(1.1 * HEAD_START_S)
-    relayed = sides.succeed(sides.relayed[0], RELAYED)
-    direct = sides.succeed(sides.direct[0], DIRECTLY)
-    assert await dialling == (direct, DIRECTLY)
     await clock.passes(0.0)
-    assert (relayed.aborted, direct.aborted) == (True, False)
+    assert sides.aborted() == [True] * at_once + [False]
 
 
+@pytest.mark.parametrize(
+    ("announced", "relays", "after", "direct", "relayed", "told", "asked"),
+    [
+        # it announces no relay, and its machine answers: it is not sought, not after the head start either
+        (False, True, 0.0, refused("nobody"), None, (True, "nobody"), []),
+        (False, True, 1.1, refused("nobody"), None, (True, "nobody"), ["linked"]),
+        # what refuses may be its router; if the relays fail too, that proves no death
+        (True, True, 0.0, refused("nobody"), Unreachable("unknown"), (False, "nobody; unknown"), ["relay", "linked"]),
+        # without relays the direct dial decides, however long it takes
+        (True, False, 10.0, refused("nobody"), None, (True, "nobody"), []),
+        # a relay's word that the peer's connection has ended counts, however long the direct dial may go on
+        (True, True, 1.1, None, refused("gone"), (True, "gone"), ["relay", "linked"]),
+    ],
+)
 @plays(run, 2)
-async def test_a_peer_that_announces_no_relay_and_refuses_is_not_sought(start: Start, clock: ByHand) -> None:
-    """Its machine answers, so no relay is asked: not after the head start either."""
-    sides = start()
+async def test_what_failed_dials_tell(
+    start: Start, clock: ByHand, announced: bool, relays: bool, after: float, direct: Unreachable | None,
+    relayed: Unreachable | None, told: tuple[bool, str], asked: list[str],
+) -> None:  # fmt: skip
+    """Whether the peer is dead, and which relays are asked."""
+    sides = start(announced=announced, relays=relays)
     dialling = sides.dial()
-    await clock.passes(0.0)
-    sides.direct[0].set_exception(refused("nothing listens there"))
-    error = await outcome(dialling)
-    assert (error.refused, str(error), sides.asked) == (True, "nothing listens there", [])
-    dialling = sides.dial()
-    await clock.passes(1.1 * HEAD_START_S)
-    sides.direct[1].set_exception(refused())
-    assert (await outcome(dialling)).refused
-
-
-@plays(run, 2)
-async def test_a_peer_that_announces_relays_is_sought_there_after_a_refusal(start: Start, clock: ByHand) -> None:
-    """What refuses may be its router. If the relays fail too, that proves no death."""
-    sides = start(announced=True)
-    dialling = sides.dial()
-    await clock.passes(0.0)
-    sides.direct[0].set_exception(refused("nothing listens there"))
-    await clock.passes(0.0)
-    assert sides.asked == [("b", "/p", "relay", "linked")]
-    sides.relayed[0].set_exception(Unreachable("no relay knows it"))
-    error = await outcome(dialling)
-    assert (error.refused, str(error)) == (False, "nothing listens there; no relay knows it")
-
-
-@plays(run, 2)
-async def test_without_relays_the_direct_dial_decides(start: Start, clock: ByHand) -> None:
-    """However long it takes; a refusal counts, even of a peer that announces relays."""
-    sides = start(announced=True, relays=False)
-    dialling = sides.dial()
-    await clock.passes(10 * HEAD_START_S)
-    sides.direct[0].set_exception(refused())
-    assert (await outcome(dialling)).refused
-    assert sides.asked == []
-
-
-@plays(run, 2)
-async def test_a_relay_that_lost_the_peer_decides(start: Start, clock: ByHand) -> None:
-    """The direct dial may go on for long: a relay's word that the peer's connection has ended counts as a refusal."""
-    sides = start(announced=True)
-    dialling = sides.dial()
-    await clock.passes(1.1 * HEAD_START_S)
-    sides.relayed[0].set_exception(refused("gone"))
-    error = await outcome(dialling)
-    assert (error.refused, str(error)) == (True, "gone")
+    await clock.passes(after * HEAD_START_S)
+    for dials, error in ((sides.direct, direct), (sides.relayed, relayed)):
+        if error is not None:
+            dials[0].set_exception(error)
+            await clock.passes(0.0)
+    with pytest.raises(Unreachable) as caught:
+        await dialling
+    assert (caught.value.refused, str(caught.value)) == told
+    assert sides.asked == ([("b", "/p", *asked)] if asked else [])
 
 
 @plays(run, 2)
@@ -206,10 +174,18 @@ async def test_what_is_remembered_is_bounded(start: Start, clock: ByHand) -> Non
     assert str(REMEMBERED_MAX + 9) in paths._relayed_until
 
 
+async def broken(start: Start, clock: ByHand) -> Sides:
+    """A direct path was given up, and the peer was dialled through a relay."""
+    sides = start()
+    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+    await clock.passes(0.01)
+    stream = sides.succeed(sides.relayed[0], RELAYED)
+    assert await dial == (stream, RELAYED)
+    return sides
+
+
 @plays(run, 2)
-async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
-    start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broken_path_is_avoided(start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon would open streams on the dead connection at once, and nothing would pass."""
     answering: list[bool] = [False, False, True]
 
@@ -217,11 +193,7 @@ async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
         return answering.pop(0)
 
     monkeypatch.setattr(paths, "answers", answers)
-    sides = start()
-    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
-    await clock.passes(0.01)
-    stream = sides.succeed(sides.relayed[0], RELAYED)
-    assert await dial == (stream, RELAYED)
+    sides = await broken(start, clock)
     again = sides.dial()
     await clock.passes(0.01)
     sides.succeed(sides.relayed[1], RELAYED)
@@ -232,7 +204,6 @@ async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
     assert answering == []
     healed = sides.dial()
     await clock.passes(0.01)
-    assert len(sides.direct) == 1
     sides.succeed(sides.direct[0], DIRECTLY)
     await healed
     await sides.paths.close()
@@ -241,11 +212,7 @@ async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
 @plays(run, 2)
 async def test_a_broken_path_is_tried_if_no_relay_is_left(start: Start, clock: ByHand) -> None:
     """The relay may have ended, and the path may work again."""
-    sides = start()
-    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
-    await clock.passes(0.01)
-    sides.succeed(sides.relayed[0], RELAYED)
-    await dial
+    sides = await broken(start, clock)
     again = sides.dial()
     await clock.passes(0.01)
     sides.relayed[1].set_exception(Unreachable("the relay has ended"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -13,11 +11,11 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import Way
-from p2p_diloco.net.framing import Accepted, Bulk, FrameStream, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LIMITS, LONG, Gate, Start, answers, let_in, pair, run, sent
+from tests.net.direct_peers import LIMITS, LONG, Gate, Start, pair, run, sent
 from tests.net.patience import plays, until
 
 
@@ -38,53 +36,6 @@ async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) 
     assert not down._under_way
     assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
     assert (a.talks, a.libp2p_streams) == (1, 0)
-
-
-@plays(run)
-async def test_only_the_inbox_holds_a_payloads_memory(start: Start) -> None:
-    """When the inbox lets go of it, it is freed, though the connection stays open and nothing else comes on it."""
-    a, b = start("a"), start("b")
-    come: list[weakref.ref[object]] = []
-
-    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-        assert payload is not None
-        come.append(weakref.ref(payload.obj))
-
-    b.box.deliver = deliver  # type: ignore[method-assign]
-    await a.send("b", bytes(1000))
-    gc.collect()
-    assert [memory() is None for memory in come] == [True]
-    assert not any(pipe.ended for pipe in b.direct.listener._serving)
-
-
-@plays(run)
-async def test_a_payload_refused_unread_is_skipped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is understood, however the bytes are split, and all bytes are counted. If the rest doesn't come the
-    connection ends."""
-    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.2)
-    with by_hand() as clock:
-        a, b = start("a"), start("b")
-        b.box.admitted_bytes = 2
-        pipe = await let_in(a, "b")
-        before = b.traffic.bytes_received
-        pieces = [
-            encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
-            b"efg" + encode(Bulk(b"3", 2)) + b"hi",
-        ]
-        for piece in pieces:
-            pipe.write(piece)
-            await clock.passes(0.02)
-        verdicts = await answers(pipe, 3)
-        assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
-        assert [payload for _, _, payload in b.box.got] == [b"hi"]
-        assert b.traffic.bytes_received - before == sum(map(len, pieces))
-        pipe.write(encode(Bulk(b"4", 3)) + b"j")
-        await clock.until(lambda: b.traffic.refused == 3)
-        await clock.passes(0.1)
-        assert b.direct.listener._serving
-        await clock.passes(0.2)
-        await clock.until(lambda: not b.direct.listener._serving)
-    pipe.abort()
 
 
 # -- one stream of payloads by itself, at the sender: deadlines, answers, and when it may be written on
@@ -116,43 +67,38 @@ def sending(
     )
 
 
-@pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
+@pytest.mark.parametrize(
+    ("said", "outcome", "reached", "fit"),
+    [
+        ([Progress(3), Accepted()], Accepted(), [3, 10], True),
+        ([Progress(3), Refused("no")], Refused("no"), [3], True),  # it may not have arrived as a whole
+        # even half a frame behind an answer would be taken for the beginning of the next answer
+        ([encode(Accepted()) + b"p2d"], Accepted(), [10], False),
+        ([encode(Accepted()) * 2], Accepted(), [10], False),
+        # progress must grow, and not exceed the payload
+        ([Progress(3), Progress(3)], None, [3], False),
+        ([Progress(3), Progress(2)], None, [3], False),
+        ([Progress(11)], None, [], False),
+    ],
+)
 @plays(alone, 2)
-async def test_bytes_after_an_answer_make_a_stream_unfit(stream: Outgoing, far: FrameStream, rest: bytes) -> None:
-    """Even half a frame would be taken for the beginning of the next answer."""
-    send = sending(stream, 10)
-    await asyncio.sleep(0.01)
-    far.pipe.write(encode(Accepted()) + rest)
-    assert await send == Accepted()
-    assert not stream.fit
-
-
-@pytest.mark.parametrize("counts", [(3, 3), (3, 2), (11,)])
-@plays(alone, 2)
-async def test_wrong_progress_ends_the_stream(stream: Outgoing, far: FrameStream, counts: tuple[int, ...]) -> None:
-    """Progress must grow, and not exceed the payload."""
-    reached: list[int] = []
-    send = sending(stream, 10, reached=reached.append)
-    for count in counts:
-        far.write(Progress(count))
-    with pytest.raises(Unreachable, match="not asked for"):
-        await send
-    assert reached == list(counts[:-1])
-    assert stream.ended
-
-
-@pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
-@plays(alone, 2)
-async def test_only_an_accepted_payload_is_reported_as_arrived(
-    stream: Outgoing, far: FrameStream, verdict: Accepted | Refused
+async def test_what_comes_back_for_a_payload(
+    stream: Outgoing, far: FrameStream, said: list[bytes | Frame], outcome: Frame | None, reached: list[int], fit: bool
 ) -> None:
-    """A refused one may not have arrived as a whole."""
-    reached: list[int] = []
-    send = sending(stream, 10, reached=reached.append)
-    far.write(Progress(3))
-    far.write(verdict)
-    assert await send == verdict
-    assert reached == ([3, 10] if verdict == Accepted() else [3])
+    """Its verdict, what of it is reported as arrived, and whether the stream may carry others; what was not asked for
+    ends the stream."""
+    told: list[int] = []
+    send = sending(stream, 10, reached=told.append)
+    await asyncio.sleep(0.01)
+    for one in said:
+        far.pipe.write(one if isinstance(one, bytes) else encode(one))
+    if outcome is None:
+        with pytest.raises(Unreachable, match="not asked for"):
+            await send
+        assert stream.ended
+    else:
+        assert await send == outcome
+    assert (told, stream.fit) == (reached, fit)
 
 
 @plays(alone, 2)
@@ -171,9 +117,6 @@ async def test_later_payloads_do_not_extend_a_deadline(stream: Outgoing, far: Fr
     results = await asyncio.gather(*sends, return_exceptions=True)
     assert [type(result) for result in results] == [Unreachable] * 2
     assert told < 10
-
-
-# -- anything at any moment
 
 
 # -- anything at any moment

@@ -7,8 +7,9 @@ import contextlib
 import functools
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import ANY
 
 import msgpack
 import pytest
@@ -17,30 +18,10 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.net import dial_back as dialling
 from p2p_diloco.net import reach
 from p2p_diloco.net.dht import DhtPeer
-from p2p_diloco.net.dial_back import (
-    ADDRESSES_MAX,
-    HOSTS_MAX,
-    NAMES_MAX,
-    PORTS_MAX,
-    PORTS_S,
-    Place,
-    PortBudget,
-    dial_back,
-    place_of,
-)
+from p2p_diloco.net.dial_back import ADDRESSES_MAX, PORTS_MAX, Place, PortBudget, dial_back, place_of
 from p2p_diloco.net.framing import Accepted, Frame, Message, Refused, encode
 from p2p_diloco.net.interface import Reach, Unreachable
-from p2p_diloco.net.reach import (
-    ADDRESS_LETTERS_MAX,
-    ASK_EVERY_S,
-    LOOK_EVERY_S,
-    DialBack,
-    ReachFinder,
-    ask,
-    ask_all,
-    judged,
-    together,
-)
+from p2p_diloco.net.reach import LOOK_EVERY_S, DialBack, ReachFinder, ask, ask_all, together
 from p2p_diloco.net.reasons import GREETING, no_answer
 from tests.net.clocks import ByHand, timed
 from tests.net.direct_peers import pair
@@ -51,63 +32,53 @@ ME = "QmMe"
 OWN = [f"/ip4/192.168.1.2/tcp/40/p2p/{ME}", f"/ip4/127.0.0.1/tcp/40/p2p/{ME}"]
 PUBLIC = [f"/ip4/20.0.0.5/tcp/40/p2p/{ME}"]
 MAPPED = f"/ip4/20.0.0.9/tcp/40/p2p/{ME}"
-SEEN_AT_A_ROUTER = "/ip4/20.0.0.9/tcp/51234"
 
 
 def nat(why: str | None = "timed out") -> DialBack:
     """The answer of a peer outside, for a peer behind a router."""
     elsewhere = dict.fromkeys(OWN, "it isn't at 20.0.0.9, where this peer is seen")
-    return DialBack(SEEN_AT_A_ROUTER, {**elsewhere, MAPPED: why})
+    return DialBack("/ip4/20.0.0.9/tcp/51234", {**elsewhere, MAPPED: why})
 
 
 def seen_at_its_own(why: str | None) -> DialBack:
     return DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: why})
 
 
-@pytest.mark.parametrize(
-    ("own", "answer", "kind", "why"),
-    [
-        (OWN, nat(), "private", "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"),
-        (
-            PUBLIC,
-            DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2")),
-            "private",
-            "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there",
-        ),
-        (PUBLIC, seen_at_its_own(None), "public", f"other peers dial this peer at {PUBLIC[0]}"),
-        (PUBLIC, seen_at_its_own("timed out"), "private", "it is seen at 20.0.0.5; port 40: timed out"),
-    ],
-    ids=["a router that lets nothing in", "no address of IPv6", "reached at its own address", "a firewall"],
+def seen_at(place: str) -> DialBack:
+    return DialBack(place, {OWN[0]: "timed out"})
+
+
+SILENT, OVER_IP6 = (
+    DialBack("/ip4/20.0.0.9/tcp/1", {}),
+    DialBack("/ip6/fd00:3::2/tcp/999", {PUBLIC[0]: "it isn't there"}),
 )
-def test_a_peer_is_private_unless_it_was_reached(own: list[str], answer: DialBack, kind: str, why: str) -> None:
+BEHIND_NAT = Reach("private", "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out")
+NOT_OVER_IP6 = "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there"
+
+
+@pytest.mark.parametrize(
+    ("own", "answers", "means"),
+    [
+        (PUBLIC, [OVER_IP6], Reach("private", NOT_OVER_IP6)),
+        (PUBLIC, [seen_at_its_own(None)], Reach("public", f"other peers dial this peer at {PUBLIC[0]}")),
+        (PUBLIC, [seen_at_its_own("timed out")], Reach("private", "it is seen at 20.0.0.5; port 40: timed out")),
+        # one peer that fails makes private, whatever the others say, and in whichever order
+        (OWN, [nat()], BEHIND_NAT),
+        (OWN, [SILENT, nat(None), nat()], BEHIND_NAT),
+        (OWN, [nat(), nat(None)], BEHIND_NAT),
+        # an answer without a place or a dial tells nothing
+        (OWN, [], Reach()),
+        (OWN, [SILENT], Reach()),
+        (OWN, [seen_at("nonsense")], Reach()),
+        (OWN, [seen_at("/ip4/20.0.0.9/tcp/²")], Reach()),
+        (OWN, [seen_at("/ip4/not an address/tcp/1")], Reach()),
+        (OWN, [seen_at("/ip4/20.0.0.1/tcp/1/p2p/Qm/p2p-circuit")], Reach()),
+    ],
+)
+def test_what_answers_mean(own: list[str], answers: list[DialBack], means: Reach) -> None:
     """The reason names the address at which it is seen, the port that was dialled, and what became of the dial."""
-    assert judged(own, answer) == Reach(kind, why)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        DialBack("/ip4/20.0.0.9/tcp/1", {}),
-        DialBack("nonsense", {OWN[0]: "timed out"}),
-        DialBack("/ip4/20.0.0.9/tcp/²", {OWN[0]: "timed out"}),
-        DialBack("/ip4/not an address/tcp/1", {OWN[0]: "timed out"}),
-        DialBack("/ip4/20.0.0.1/tcp/1/p2p/Qm/p2p-circuit", {OWN[0]: "timed out"}),
-    ],
-    ids=str,
-)
-def test_an_answer_without_a_place_or_a_dial_tells_nothing(answer: DialBack) -> None:
-    """Such an answer neither makes the peer private nor public."""
-    assert judged(OWN, answer) == Reach()
-
-
-def test_one_peer_that_fails_makes_private() -> None:
-    """Whatever the others say, and in whichever order; those that tell nothing don't count."""
-    silent, failed = DialBack("/ip4/20.0.0.9/tcp/1", {}), nat()
-    assert together(OWN, [silent, nat(None), failed]).private
-    assert together(OWN, [failed, nat(None)]).private
-    assert together(OWN, [silent, nat(None)]).kind == "mapped"
-    assert together(OWN, [silent]) == Reach()
-    assert together(OWN, []) == Reach()
+    assert together(own, answers) == means
+    assert together(OWN, [SILENT, nat(None)]).kind == "mapped"
 
 
 # -- asking
@@ -153,7 +124,7 @@ async def test_a_stranger_s_answer_is_cleaned() -> None:
     reached = {
         OWN[0]: "line\nline\x1b[31m" + "x" * 1000,
         "/ip4/20.0.0.9/tcp/1/p2p/QmAnother": None,
-        "/ip4/20.0.0.9/tcp/1/" + "x" * ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
+        "/ip4/20.0.0.9/tcp/1/" + "x" * reach.ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
         b"bytes": None,
         OWN[1]: functools.reduce(lambda inner, _: [inner], range(500), [1]),
         MAPPED: None,
@@ -195,90 +166,51 @@ async def test_a_peer_that_listens_nowhere_is_private_and_asks_none() -> None:
 # -- finding out
 
 
-class Swarm:
-    """Peers that answer as the test says, and a finder that asks them."""
+@plays(timed)
+async def test_peers_are_asked_when_they_come_and_again_after_changes_and_after_a_while(
+    clock: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each newly linked one once, and not those that have answered at the start; all after a change of addresses, when
+    the answers before it don't count any more, and now and then, because a router or a firewall may change: without any
+    answer the last ones stay. `changed` is called once for a change."""
+    daemon: Any = Asker()
+    answers: dict[str, DialBack] = {"a": nat(), "b": nat()}
+    linked, asked, told = ["seed"], list[str](), list[Reach]()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.peer_id, self.addresses = ME, list(OWN)
-        self.answers: dict[str, DialBack] = {}
-        self.linked: list[str] = []
-        self.asked: list[str] = []
-        self.told: list[Reach] = []
-        monkeypatch.setattr(reach, "ask_all", self.ask_all)
+    async def ask_all(daemon: Any, peers: list[str]) -> dict[str, DialBack]:
+        asked.extend(peers)
+        return {peer: answers[peer] for peer in peers if peer in answers}
 
-    async def ask_all(self, daemon: Any, peers: list[str]) -> dict[str, DialBack]:
-        self.asked += peers
-        return {peer: self.answers[peer] for peer in peers if peer in self.answers}
+    async def asks(seconds: float = LOOK_EVERY_S) -> str:
+        """Whom it asks within this time."""
+        asked.clear()
+        for _ in range(round(seconds / LOOK_EVERY_S)):
+            await clock.passes(LOOK_EVERY_S)
+        return "".join(peer[0] for peer in asked)
 
-    def start(self, answers: dict[str, DialBack]) -> ReachFinder:
-        self.finder = ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
-        return self.finder
-
-
-def run(test: Callable[[Swarm, ByHand], Awaitable[None]]) -> None:
-    async def finding(clock: ByHand) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            swarm = Swarm(patch)
-            await test(swarm, clock)
-            await swarm.finder.close()
-
-    timed(finding)
-
-
-@plays(run, 2)
-async def test_newly_linked_peers_are_asked(swarm: Swarm, clock: ByHand) -> None:
-    """Each one once, and not those that have answered at the start. `changed` is called once for a change."""
-    swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
-    finder = swarm.start({"seed": nat(None)})
-    assert finder.now.kind == "mapped"
-    assert finder.mapped == [MAPPED]
-    await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == []
-    swarm.linked.append("a")
-    await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == ["a"]
+    monkeypatch.setattr(reach, "ask_all", ask_all)
+    finder = ReachFinder(daemon, {"seed": nat(None)}, lambda: linked, told.append)
+    assert (finder.now.kind, finder.mapped) == ("mapped", [MAPPED])
+    assert await asks() == ""
+    linked.append("a")
+    assert await asks() == "a"
     assert finder.now.private
-    swarm.linked.append("b")
-    for _ in range(3):
-        await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == ["a", "b"]
-    assert [reach.kind for reach in swarm.told] == ["private"]
+    linked.append("b")
+    assert await asks(3 * LOOK_EVERY_S) == "b"
+    assert [reach.kind for reach in told] == ["private"]
 
-
-@plays(run, 2)
-async def test_all_are_asked_again_after_a_change_of_addresses(swarm: Swarm, clock: ByHand) -> None:
-    """The answers before the change don't count any more; a peer that doesn't answer now is asked again later."""
-    swarm.linked = ["seed", "a"]
-    finder = swarm.start({"seed": nat(), "a": nat()})
-    assert finder.now.private
-    await clock.passes(0.0)
-    swarm.addresses = PUBLIC
-    swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
-    await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == ["seed", "a"]
-    assert finder.now.kind == "public"
-    assert finder.mapped == []
-    await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == ["seed", "a"]
-    assert [reach.kind for reach in swarm.told] == ["public"]
-
-
-@plays(run, 2)
-async def test_all_are_asked_again_after_a_while(swarm: Swarm, clock: ByHand) -> None:
-    """Because a router or a firewall may change; without any answer the last ones stay."""
-    swarm.linked = ["seed"]
-    finder = swarm.start({"seed": nat()})
-    passed_s = 0.0
-    while not swarm.asked:
-        await clock.passes(LOOK_EVERY_S)
-        passed_s += LOOK_EVERY_S
-    assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
-    assert finder.now.private
-    swarm.answers = {"seed": nat(None)}
-    for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
-        await clock.passes(LOOK_EVERY_S)
-    assert swarm.asked == ["seed", "seed"]
-    assert [reach.kind for reach in swarm.told] == ["mapped"]
+    daemon.addresses, answers = PUBLIC, {"seed": seen_at_its_own(None)}
+    assert await asks() == "sab"
+    assert (finder.now.kind, finder.mapped) == ("public", [])
+    assert await asks() == ""
+    answers = {}
+    assert await asks(reach.ASK_EVERY_S - 2 * LOOK_EVERY_S) == ""
+    assert await asks(2 * LOOK_EVERY_S) == "sab"
+    assert [reach.kind for reach in told] == ["private", "public"]
+    answers = {"seed": seen_at_its_own("timed out")}
+    assert await asks(reach.ASK_EVERY_S + LOOK_EVERY_S) == "sab"
+    assert [reach.kind for reach in told] == ["private", "public", "private"]
+    await finder.close()
 
 
 # -- dialling back
@@ -286,27 +218,16 @@ async def test_all_are_asked_again_after_a_while(swarm: Swarm, clock: ByHand) ->
 
 SEEN = "/ip4/20.0.0.9/tcp/51234"
 HERE = "/ip4/127.0.0.1/tcp/51234"
+TCP = "/ip4/10.0.0.5/tcp"
+NO_PLACES = f"{TCP}/65536 {TCP}/99999999999999999999 {TCP}/0 {TCP}/² {TCP}/1/p2p/Qm/p2p-circuit".split()
+NO_PLACES += ["/ip4/10.0.0.5/udp/1", "/ip4/evil.example/tcp/80", "/dns4/box/tcp/1", ""]
 
 
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("/ip4/10.0.0.5/tcp/4001/p2p/Qm", ("10.0.0.5", 4001)),
-        ("/ip6/0:0::1/tcp/65535", ("::1", 65535)),
-        ("/ip4/10.0.0.5/tcp/65536", None),
-        ("/ip4/10.0.0.5/tcp/99999999999999999999", None),
-        ("/ip4/10.0.0.5/tcp/0", None),
-        ("/ip4/10.0.0.5/tcp/²", None),
-        ("/ip4/10.0.0.5/udp/1", None),
-        ("/ip4/evil.example/tcp/80", None),
-        ("/dns4/box/tcp/1", None),
-        ("/ip4/10.0.0.5/tcp/1/p2p/Qm/p2p-circuit", None),
-        ("", None),
-    ],
-)
-def test_a_place_is_an_ip_address_and_a_port(address: str, place: Place | None) -> None:
+def test_a_place_is_an_ip_address_and_a_port() -> None:
     """Whatever a stranger writes gives a place or None."""
-    assert place_of(address) == place
+    assert place_of("/ip4/10.0.0.5/tcp/4001/p2p/Qm") == ("10.0.0.5", 4001)
+    assert place_of("/ip6/0:0::1/tcp/65535") == ("::1", 65535)
+    assert {*map(place_of, NO_PLACES)} == {None}
 
 
 class Dials:
@@ -351,37 +272,40 @@ def dials(monkeypatch: pytest.MonkeyPatch) -> Dials:
     return Dials(monkeypatch)
 
 
-def test_only_the_seen_host_is_dialled(dials: Dials) -> None:
-    """The others are answered with a reason; a plain dial is enough for an address that the peer has itself."""
-    elsewhere = ["/ip4/10.0.0.1/tcp/22", "/ip6/::1/tcp/25", "/ip4/127.0.0.1/tcp/80"]
-    reached = asyncio.run(dials.back([*elsewhere, "/ip4/20.0.0.9/tcp/40/p2p/QmA"]))
-    assert dials.dialled == [("20.0.0.9", 40)]
-    assert dials.proved == []
-    assert reached.pop("/ip4/20.0.0.9/tcp/40/p2p/QmA") is None
-    assert reached == dict.fromkeys(elsewhere, "it isn't at 20.0.0.9, where this peer is seen")
-    spelt = "/ip6/2001:db8:0::5/tcp/40/p2p/QmA"
-    assert asyncio.run(dials.back([spelt], seen_at="/ip6/2001:db8::5/tcp/9")) == {spelt: None}
+ELSEWHERE = "/ip4/10.0.0.1/tcp/22", "/ip6/::1/tcp/25", "/ip4/127.0.0.1/tcp/80"
+NOT_THERE = dict.fromkeys(ELSEWHERE, "it isn't at 20.0.0.9, where this peer is seen")
+OVER_6 = "/ip6/2001:db8::5/tcp/9"
 
 
-def test_behind_a_router_its_ports_are_dialled_there(dials: Dials) -> None:
-    """A router may forward the same port; whether the peer itself answers there has to be proved."""
-    dials.fails = {("20.0.0.9", 41): "timed out"}
-    reached = asyncio.run(dials.back(["/ip4/192.168.1.2/tcp/40/p2p/QmA", "/ip4/127.0.0.1/tcp/41/p2p/QmA"]))
-    assert dials.dialled == [("20.0.0.9", 40), ("20.0.0.9", 41)]
-    assert dials.proved == [("20.0.0.9", 40)]
-    assert reached["/ip4/20.0.0.9/tcp/40/p2p/QmA"] is None
-    assert reached["/ip4/20.0.0.9/tcp/41/p2p/QmA"] == "timed out"
-    reached = asyncio.run(dials.back(["/ip6/fe80::1/tcp/40/p2p/QmA"], seen_at="/ip6/2001:db8::5/tcp/9"))
-    assert reached["/ip6/2001:db8::5/tcp/40/p2p/QmA"] is None
-
-
-def test_a_name_is_dialled_only_if_it_leads_to_the_seen_host(dials: Dials) -> None:
-    """At the address that was found, so that no second look-up can lead elsewhere. One of several is enough."""
+@pytest.mark.parametrize(
+    ("addresses", "seen_at", "reached", "dialled", "proved"),
+    [
+        # others are answered with a reason; a plain dial is enough for an address that the peer has itself
+        ([*ELSEWHERE, "/ip4/20.0.0.9/tcp/40"], SEEN, {**NOT_THERE, "/ip4/20.0.0.9/tcp/40": None}, [40], []),
+        (["/ip6/2001:db8:0::5/tcp/40"], OVER_6, {"/ip6/2001:db8:0::5/tcp/40": None}, [40], []),
+        # a router may forward the same port; whether the peer itself answers there has to be proved
+        (["/ip4/192.168.1.2/tcp/40"], SEEN, {"/ip4/20.0.0.9/tcp/40/p2p/QmA": None}, [40], [40]),
+        (["/ip4/127.0.0.1/tcp/41"], SEEN, {"/ip4/20.0.0.9/tcp/41/p2p/QmA": "timed out"}, [41], []),
+        (["/ip6/fe80::1/tcp/40"], OVER_6, {"/ip6/2001:db8::5/tcp/40/p2p/QmA": None}, [40], [40]),
+        # a name must lead to the seen host, which is dialled at the address that was found: one of several is enough
+        (["/dns4/box/tcp/40"], SEEN, {"/dns4/box/tcp/40": None}, [40], [40]),
+        (["/dns/inside/tcp/22"], SEEN, {"/dns/inside/tcp/22": ANY}, [], []),
+        (["/dns/unknown/tcp/23", "/dns4//tcp/1", "/dns4/x/tcp/²", "/ip4/20.0.0.9/tcp/99999"], SEEN, {}, [], []),
+        # over a relay the address isn't the peer's
+        (["/ip4/20.0.0.9/tcp/4"], f"{SEEN}/p2p/Qm/p2p-circuit", {}, [], []),
+    ],
+)
+def test_only_the_seen_host_is_dialled(
+    dials: Dials, addresses: list[str], seen_at: str, reached: dict[str, Any], dialled: list[int], proved: list[int]
+) -> None:
+    """At the ports that the peer names."""
     dials.names = {"box": ["20.0.0.8", "20.0.0.9"], "inside": ["10.0.0.1"]}
-    reached = asyncio.run(dials.back(["/dns4/box/tcp/40/p2p/QmA"]))
-    assert (dials.dialled, reached) == ([("20.0.0.9", 40)], {"/dns4/box/tcp/40/p2p/QmA": None})
-    reached = asyncio.run(dials.back(["/dns/inside/tcp/22/p2p/QmA", "/dns/unknown/tcp/23/p2p/QmA"]))
-    assert (dials.dialled, list(reached)) == ([("20.0.0.9", 40)], ["/dns/inside/tcp/22/p2p/QmA"])
+    dials.fails = {("20.0.0.9", 41): "timed out"}
+    told = asyncio.run(dials.back(addresses, seen_at=seen_at))
+    assert reached.items() <= told.items()
+    assert bool(told) == bool(reached)
+    host = "2001:db8::5" if seen_at == OVER_6 else "20.0.0.9"
+    assert (dials.dialled, dials.proved) == ([(host, port) for port in dialled], [(host, port) for port in proved])
 
 
 def test_of_many_addresses_few_are_looked_at(dials: Dials, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,15 +315,7 @@ def test_of_many_addresses_few_are_looked_at(dials: Dials, monkeypatch: pytest.M
     assert len(dials.dialled) == ADDRESSES_MAX
     monkeypatch.setattr(dialling, "DIAL_S", 0.2)
     assert asyncio.run(dials.back([f"/dns4/hangs/tcp/{port}" for port in range(1, 9)])) == {}
-    assert len(dials.looked_up) == NAMES_MAX
-
-
-def test_what_leads_to_no_place_is_not_dialled(dials: Dials) -> None:
-    """An address that can't be read, and any of a peer that asks over a relay, whose address isn't the peer's."""
-    for address in ("/ip4/20.0.0.9/tcp/99999", "/ip4/20.0.0.9/tcp/²", "/dns4//tcp/1", "/dns4/x/tcp/²"):
-        assert asyncio.run(dials.back([address])) == {}
-    assert asyncio.run(dials.back(["/ip4/20.0.0.9/tcp/4"], seen_at=f"{SEEN}/p2p/Qm/p2p-circuit")) == {}
-    assert dials.dialled == []
+    assert len(dials.looked_up) == dialling.NAMES_MAX
 
 
 # -- the greeting
@@ -450,15 +366,15 @@ async def test_no_peer_has_the_ports_of_an_address_scanned(dials: Dials) -> None
     assert len(dials.dialled) == PORTS_MAX
     assert asked(1, PORTS_MAX)
     assert asked(5000, 1, "20.0.0.8")
-    dials.now = PORTS_S
+    dials.now = dialling.PORTS_S
     assert await dials.back(more) == {more[0]: None}
 
 
 def test_the_budget_of_ports_takes_bounded_memory(dials: Dials) -> None:
     """The addresses that were dialled longest ago are forgotten."""
-    for host in range(HOSTS_MAX + 10):
+    for host in range(dialling.HOSTS_MAX + 10):
         assert dials.budget.spend([(f"10.0.{host // 256}.{host % 256}", 80)])
-    assert len(dials.budget._dialled) == HOSTS_MAX
+    assert len(dials.budget._dialled) == dialling.HOSTS_MAX
 
 
 @pytest.mark.real

@@ -113,8 +113,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"p2p_diloco.net.records.{name}", limit)
 
 
-def test_junk_under_a_key_leaves_its_short_lived_records() -> None:
-    """Those that expire last make room, however many come."""
+def test_what_strangers_store_takes_bounded_memory_and_displaces_no_record() -> None:
+    # Junk under a key leaves its short-lived records. Those that expire last make room, however many come.
     stored, now = CappedStorage(), time.time()
     mine = {b"peer%d" % index for index in range(20)}
     for name in mine:
@@ -126,18 +126,15 @@ def test_junk_under_a_key_leaves_its_short_lived_records() -> None:
     assert stored.store(DHTID(1), b"renewed", now + 60, subkey=b"peer0")
     assert stored.get(DHTID(1)).value.get(b"peer0").value == b"renewed"
 
-
-def test_junk_under_many_keys_is_bounded() -> None:
-    """The count of all records stays bounded, and short-lived ones stay; the keys without records go."""
+    # Junk under many keys is bounded. The count of all records stays bounded, and short-lived ones stay; the keys
+    # without records go.
     stored, now = CappedStorage(), time.time()
     for number in range(5000):
         stored.store(DHTID(number), b"value", now + (3600 if number else 30), subkey=b"name")
     assert len(stored.data) <= 512
     assert names(stored, 0) == {b"name"}
 
-
-def test_storing_the_same_again_and_again_takes_no_memory() -> None:
-    """Hivemind's heap would keep an entry for each."""
+    # Storing the same again and again takes no memory. Hivemind's heap would keep an entry for each.
     stored, now = CappedStorage(), time.time()
     for index in range(5000):
         stored.store(DHTID(1), b"value", now + 30 + index / 1000, subkey=b"mine")
@@ -146,9 +143,8 @@ def test_storing_the_same_again_and_again_takes_no_memory() -> None:
     assert len(stored.expiration_heap) <= 2 + 16 + 1
     assert under.get(b"mine").expiration_time == now + 30 + 4.999
 
-
-def test_only_records_with_a_name_are_stored_and_no_cache_hides_them() -> None:
-    """A value without a name would replace all records under its key; a cached one would be found in their place."""
+    # Only records with a name are stored and no cache hides them. A value without a name would replace all
+    # records under its key; a cached one would be found in their place.
     stored, cache, later = CappedStorage(), NoCache(), time.time() + 60
     assert not stored.store(DHTID(1), b"value", later)
     assert not cache.store(DHTID(1), b"value", later, subkey=b"name")

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from p2p_diloco.net import relay as module
-from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
+from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Message, Refused, encode
 from p2p_diloco.net.hello import RunOf, any_run
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.invitation import Invitation
@@ -46,6 +46,11 @@ def listens(world: World, name: str = "b") -> list[Pipe]:
     return streams
 
 
+async def answer(world: World, asker: str, **content: Any) -> Frame | None:
+    """What the relay says to a request."""
+    return await next_frame((await request(world, asker, **content))[1])
+
+
 async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
     """Both ends of a relayed stream."""
     streams = world.kept if "b" in world.daemons else listens(world)
@@ -65,10 +70,8 @@ async def test_a_peer_with_a_rate_of_0_is_no_relay(world: World) -> None:
     await world.relay(mbit=0)
     listens(world)
     for content in ({"open": "b"}, {"register": True}):
-        _, frames = await request(world, "a", **content)
-        assert await next_frame(frames) == Refused("this peer is no relay")
-    _, frames = await request(world, "a", check=[])
-    assert isinstance(await next_frame(frames), Message)
+        assert await answer(world, "a", **content) == Refused("this peer is no relay")
+    assert isinstance(await answer(world, "a", check=[]), Message)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +97,9 @@ async def test_the_streams_of_one_peer_are_bounded(world: World, monkeypatch: py
     first, _ = await joined(world)
     await joined(world)
     full = Refused("this relay passes on too many streams already")
-    assert await next_frame((await request(world, "a", open="b"))[1]) == full
+    assert await answer(world, "a", open="b") == full
     await joined(world, "c")
-    assert await next_frame((await request(world, "d", open="b"))[1]) == full
+    assert await answer(world, "d", open="b") == full
     first.abort()
     await until(lambda: len(relay._joined) == 2)
     await joined(world)
@@ -106,7 +109,7 @@ def test_all_streams_together_keep_to_the_rate() -> None:
     """Two streams take as long as one with twice as many bytes, and a relay of twice the rate half as long."""
     count = 1 << 19
 
-    async def seconds(streams: int, mbit: float) -> float:
+    def seconds(streams: int, mbit: float) -> float:
         times: list[float] = []
 
         async def test(world: World) -> None:
@@ -118,13 +121,10 @@ def test_all_streams_together_keep_to_the_rate() -> None:
             await asyncio.gather(*(heard(there, count // streams) for _, there in ends))
             times.append(time.monotonic() - began)
 
-        await asyncio.to_thread(run, test)
+        run(test)
         return times[0]
 
-    async def all_of_them() -> tuple[float, float, float]:
-        return await seconds(1, 8.0), await seconds(2, 8.0), await seconds(1, 16.0)
-
-    one, two, fast = asyncio.run(all_of_them())
+    one, two, fast = seconds(1, 8.0), seconds(2, 8.0), seconds(1, 16.0)
     assert one > 0.8 * (count / 1e6 - module.BURST_S)
     assert 0.6 < two / one < 1.6
     assert 0.3 < fast / one < 0.8
@@ -142,7 +142,7 @@ async def registered(world: World, relay: Relay, name: str = "b") -> tuple[Pipe,
 
 async def reason(world: World, other: str) -> str:
     """Why a peer can't be reached through the relay."""
-    refusal = await next_frame((await request(world, "a", open=other))[1])
+    refusal = await answer(world, "a", open=other)
     assert isinstance(refusal, Refused)
     return refusal.reason
 
@@ -170,9 +170,7 @@ async def test_a_peer_that_was_registered_a_moment_ago_is_gone(world: World) -> 
 
 
 @plays(run)
-async def test_each_ping_is_answered_and_silence_ends_the_registration(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pings_are_answered_and_silence_ends_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that hangs is gone after the two deadlines."""
     monkeypatch.setattr(module, "PING_S", 0.2)
     monkeypatch.setattr(module, "PONG_S", 0.2)
@@ -191,8 +189,7 @@ async def test_a_full_table_refuses_others(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "PEERS_COUNTED_MAX", 1)
     relay = await world.relay()
     await registered(world, relay, "b")
-    _, frames = await request(world, "c", register=True)
-    assert await next_frame(frames) == Refused("this relay is full")
+    assert await answer(world, "c", register=True) == Refused("this relay is full")
     again, _ = await registered(world, relay, "b")
     again.abort()
     await until(lambda: relay._gone)
@@ -227,9 +224,7 @@ async def test_a_flood_of_pings_takes_no_memory(world: World, monkeypatch: pytes
 
 
 @plays(run)
-async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_few_requests_at_a_time_are_dialled_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are refused at once; afterwards there is room again."""
     monkeypatch.setattr(module, "CHECKS_MAX", 1)
     monkeypatch.setattr(module, "CHECKS_WAITING_MAX", 2)
@@ -247,14 +242,14 @@ async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
     await until(lambda: len(relay._checked) == 2)
     busy = Refused("this peer dials too many others back already")
     for asker in ("a", "c"):
-        assert await next_frame((await request(world, asker, check=[]))[1]) == busy
+        assert await answer(world, asker, check=[]) == busy
     assert dialled == ["a"]
     leave.set()
     told = await next_frame(first[1])
     assert isinstance(told, Message)
     assert msgpack.unpackb(told.header) == {"seen": "/ip4/127.0.0.1/tcp/4001", "reached": {"x": None}}
     assert isinstance(await next_frame(second[1]), Message)
-    assert isinstance(await next_frame((await request(world, "c", check=[]))[1]), Message)
+    assert isinstance(await answer(world, "c", check=[]), Message)
 
 
 # -- who meets there
@@ -270,49 +265,43 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINGER_S", 0.1)
 
 
-async def echoed(world: World, opener: int = 0, other: str = B) -> None:
-    """A peer opens a stream to another through the relay, and hears its own bytes back."""
-    pipe, found_at = await world.circuits[opener].open(other, ECHO, ["relay"])
-    world.pipes.append(pipe)
-    assert found_at.endswith("/p2p/relay/p2p-circuit")
-    pipe.write(b"hello")
-    assert await heard(pipe, 5) == b"hello"
+HERE_ONLY = partial(any_run, among=frozenset([KEY.public]))
 
 
-@pytest.mark.parametrize(
-    "run_of", [any_run, partial(any_run, among=frozenset([KEY.public]))], ids=["any run", "this run only"]
-)
 @pytest.mark.parametrize("registered", [True, False])
-@plays(run)
-async def test_members_of_one_run_meet(world: World, run_of: RunOf, registered: bool) -> None:
-    """Whether the other peer is registered at the relay, or the relay dials it."""
-    await world.relay(run_of=run_of)
-    await world.peer(0, MINE)
-    b = await world.peer(1, invitation(name="bob"))
-    if registered:
-        await world.registered(b)
-    await echoed(world)
-    assert world.heard == [(B, A, b"hello")]
-
-
 @pytest.mark.parametrize(
-    ("opener", "other"), [(MINE, THEIRS), (MINE, None), (None, MINE)], ids=["two runs", "to open", "from open"]
+    ("run_of", "opener", "other", "meet"),
+    [
+        (any_run, MINE, invitation(name="bob"), True),
+        (HERE_ONLY, MINE, invitation(name="bob"), True),
+        (any_run, MINE, THEIRS, False),
+        (any_run, MINE, None, False),
+        (any_run, None, MINE, False),
+    ],
+    ids=["one run", "at their own relay", "two runs", "to open", "from open"],
 )
-@pytest.mark.parametrize("registered", [True, False])
 @plays(run)
-async def test_others_do_not_meet(
-    world: World, opener: Invitation | None, other: Invitation | None, registered: bool
+async def test_only_members_of_one_run_meet(
+    world: World, run_of: RunOf, opener: Invitation | None, other: Invitation | None, meet: bool, registered: bool
 ) -> None:
-    """Members of two runs, or a member and a peer of an open run: no byte reaches the other peer's handler."""
-    await world.relay()
+    """Whether the other peer is registered at the relay, or the relay dials it. If one is a member of another run, or
+    of none, no byte reaches the other's handler."""
+    await world.relay(run_of=run_of)
     await world.peer(0, opener)
     b = await world.peer(1, other)
     if registered:
         await world.registered(b)
-    with pytest.raises(Unreachable) as error:
-        await echoed(world)
-    assert not error.value.refused
-    assert world.heard == []
+    if meet:
+        pipe, found_at = await world.circuits[0].open(B, ECHO, ["relay"])
+        world.pipes.append(pipe)
+        assert found_at.endswith("/p2p/relay/p2p-circuit")
+        pipe.write(b"hello")
+        assert await heard(pipe, 5) == b"hello"
+    else:
+        with pytest.raises(Unreachable) as error:
+            await world.circuits[0].open(B, ECHO, ["relay"])
+        assert not error.value.refused
+    assert world.heard == [(B, A, b"hello")] * meet
 
 
 @plays(run)
@@ -333,7 +322,7 @@ async def test_a_peer_of_a_private_run_hears_only_members_through_any_relay(worl
 @plays(run)
 async def test_a_restricted_relay_serves_strangers_with_nothing(world: World) -> None:
     """It neither opens nor dials, and its answer is the same for all."""
-    await world.relay(run_of=partial(any_run, among=frozenset([KEY.public])))
+    await world.relay(run_of=HERE_ONLY)
     await world.peer(1, MINE)
     relay, asker = world.daemons["relay"], world.daemon(A)
     strange: list[Any] = [None, membership(A, THEIRS).chain, membership(id_of("c")).chain, b"x", 7]

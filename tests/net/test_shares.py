@@ -23,8 +23,9 @@ async def taken(slots: Slots, peer: str, grant: str | None, count: int, nbytes: 
 
 
 @awaited
-async def test_a_member_takes_a_quarter_of_the_slots_and_a_grant_three_quarters() -> None:
-    """However many peers use the grant. Another grant's member still finds slots."""
+async def test_slots_are_shared_by_members_and_grants() -> None:
+    # A member takes a quarter of the slots and a grant three quarters. However many peers use the grant. Another
+    # grant's member still finds slots.
     slots = Slots(16)
     theirs = [await taken(slots, peer, "g", 6) for peer in "abcd"]
     assert [len(stacks) for stacks in theirs] == [4, 4, 4, 0]
@@ -34,10 +35,8 @@ async def test_a_member_takes_a_quarter_of_the_slots_and_a_grant_three_quarters(
     held[0].close()
     assert len(await taken(slots, "f", "i", 2)) == 1
 
-
-@awaited
-async def test_a_slot_that_is_given_back_goes_to_the_next() -> None:
-    """A peer at its share waits for its own, and others pass it by; nothing is lost if it gives up."""
+    # A slot that is given back goes to the next. A peer at its share waits for its own, and others pass it by;
+    # nothing is lost if it gives up.
     slots = Slots(8)
     first, *_ = await taken(slots, "a", "g", 2)
     waiting = asyncio.create_task(slots.take("a", "g", 1, WITHIN_S))

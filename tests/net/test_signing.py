@@ -15,16 +15,15 @@ SPECIFIED = bytes.fromhex(
 """The Ed25519 private key among the test vectors of libp2p's peer-ids specification."""
 
 
-def test_a_key_has_the_form_that_libp2p_specifies() -> None:
-    """The specification's example is read, and written with the same bytes. The id begins as that of every Ed25519
-    key."""
+def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
+    # A key has the form that libp2p specifies. The specification's example is read, and written with the same
+    # bytes. The id begins as that of every Ed25519 key.
     key = SigningKey.read(SPECIFIED)
     assert key.content == SPECIFIED
     assert PEER_ID.fullmatch(key.peer_id)
 
-
-def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
-    """It has 64 bytes, and the signer's id is all that is needed to check it."""
+    # A signature holds for its peer, kind and statement alone. It has 64 bytes, and the signer's id is all that is
+    # needed to check it.
     signature = KEY.sign(b"vow", b"yes")
     assert len(signature) == SIGNATURE_BYTES
     assert signed_by(KEY.peer_id, signature, b"vow", b"yes")
@@ -33,10 +32,9 @@ def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
     assert not signed_by(KEY.peer_id, signature, b"vow", b"no")
     assert not signed_by(KEY.peer_id, OTHER.sign(b"vow", b"yes"), b"vow", b"yes")
 
-
-def test_an_id_in_another_form_is_another_peer() -> None:
-    """An id with blanks around it, cut short or lengthened has signed nothing, though it may decode to the same key;
-    nor has one that names another length of its key, which its form doesn't show."""
+    # An id in another form is another peer. An id with blanks around it, cut short or lengthened has signed
+    # nothing, though it may decode to the same key; nor has one that names another length of its key, which its
+    # form doesn't show.
     signature, decoded = KEY.sign(b"vow", b"yes"), base58.b58decode(KEY.peer_id)
     lengths = [base58.b58encode(decoded[:5] + bytes([n]) + decoded[6:]).decode() for n in (31, 33, 34)]
     assert all(map(PEER_ID.fullmatch, lengths))

@@ -66,8 +66,9 @@ def test_the_number_follows_bandwidth_times_delay(mbit: float, rtt_ms: float, co
     assert connections_for(mbit * 1e6 / 8 * rtt_ms / 1e3) == count
 
 
-def test_all_connections_together_fill_the_path() -> None:
-    """Readings of one moment are added; the largest of the kept readings counts, and is forgotten after `READINGS`."""
+def test_a_way_is_measured_as_one_and_has_what_it_needs() -> None:
+    # All connections together fill the path. Readings of one moment are added; the largest of the kept readings
+    # counts, and is forgotten after `READINGS`.
     together = Way()
     assert together.wanted == 1
     assert read(together, Line(1.0 * MIB), Line(1.0 * MIB)) == 2
@@ -75,9 +76,8 @@ def test_all_connections_together_fill_the_path() -> None:
         assert read(together, Line()) == 2
     assert read(together, Line()) == 1
 
-
-def test_bytes_that_wait_in_queues_are_not_the_paths() -> None:
-    """Where queues make a round trip ten times as long, the path holds a tenth of what is not acknowledged."""
+    # Bytes that wait in queues are not the path's. Where queues make a round trip ten times as long, the path
+    # holds a tenth of what is not acknowledged.
     info = bytearray(184)
     for at, value in ((16, 1000), (24, 4000), (68, 50_000), (148, 5_000)):
         struct.pack_into("I", info, at, value)
@@ -89,12 +89,8 @@ def test_bytes_that_wait_in_queues_are_not_the_paths() -> None:
     TcpSocket(ended).pace(1.0)
     assert (TcpSocket(ended).path_bytes(), TcpSocket(ended).took()) == (0.0, (0, 0.0))
 
-
-# -- measured as one
-
-
-def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
-    """Of what has come since the last call, on the connections that are in use."""
+    # Progress is the sum and the longest hold up. Of what has come since the last call, on the connections that
+    # are in use.
     one, other = Line(), Line()
     way = Way([stream(one)])
     one.moves(10, 0.1)
@@ -107,12 +103,8 @@ def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
     way.drop(way.connections[0])
     assert way.took() == (0, 0.0)
 
-
-# -- which is free
-
-
-def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
-    """One connection stays; also one that carried enough, or is unfit, is dropped."""
+    # What the path does not need is dropped when given back. One connection stays; also one that carried enough,
+    # or is unfit, is dropped.
     way, streams = Way(), [stream() for _ in range(2)]
     for one in streams:
         way.add(one)
@@ -129,13 +121,17 @@ def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
     assert way.connections == []
 
 
+# -- measured as one
+
+
+# -- which is free
+
+
 # -- payloads
 
 
 @plays(run)
-async def test_further_connections_that_fail_leave_the_first_in_use(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_further_connections_may_fail(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tried again after `RETRY_S`, and no payload goes over libp2p meanwhile."""
     monkeypatch.setattr(direct_module, "RETRY_S", 1000.0)
     a, b = start("a"), start("b")

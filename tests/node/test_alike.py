@@ -30,7 +30,8 @@ def given(**payloads: Any) -> list[tuple[str, float, str, memoryview]]:
 
 
 def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """At once, of a slice of any length. It names the two peers, the cause and the mend."""
+    # Equal contributions cause one warning. At once, of a slice of any length. It names the two peers, the cause
+    # and the mend.
     alike = alike_in(named=str.upper)
     alike.look(0, given(a=b"12", b=b"13", c=b"1"))
     assert caplog.messages == []
@@ -40,13 +41,21 @@ def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture)
     assert message.startswith("B AND C contribute the same bytes")
     assert "peer.seed" in message
 
-
-def test_contributions_without_progress_may_be_equal(caplog: pytest.LogCaptureFixture) -> None:
-    """A peer that made no step, or whose progress is zero, trains on no other's data."""
+    # Contributions without progress may be equal. A peer that made no step, or whose progress is zero, trains on
+    # no other's data.
+    caplog.clear()
     alike, values = alike_in(SAMPLE), torch.randn(SAMPLE).numpy().tobytes()
     for _ in range(2 * ROUNDS):
         alike.look(0, given(a=(values, WEIGHT_MIN), b=(values, WEIGHT_MIN)))
         alike.look(0, given(a=bytes(4 * SAMPLE), b=bytes(4 * SAMPLE)))
+    assert caplog.messages == []
+
+    # Few values in proportion are no sign. A model of some values may well learn the same from other data.
+    caplog.clear()
+    alike = alike_in(SAMPLE - 1)
+    for _ in range(2 * ROUNDS):
+        values = torch.randn(SAMPLE - 1)
+        alike.look(0, given(a=values.numpy().tobytes(), b=(values * 1.001).numpy().tobytes()))
     assert caplog.messages == []
 
 
@@ -67,12 +76,3 @@ def test_machines_that_round_differently_are_found_by_the_direction(caplog: pyte
         alike.look(1, round_)  # one slice is enough
     (message,) = caplog.messages
     assert message.startswith(f"a and c contribute nearly the same in {ROUNDS} rounds")
-
-
-def test_few_values_in_proportion_are_no_sign(caplog: pytest.LogCaptureFixture) -> None:
-    """A model of some values may well learn the same from other data."""
-    alike = alike_in(SAMPLE - 1)
-    for _ in range(2 * ROUNDS):
-        values = torch.randn(SAMPLE - 1)
-        alike.look(0, given(a=values.numpy().tobytes(), b=(values * 1.001).numpy().tobytes()))
-    assert caplog.messages == []

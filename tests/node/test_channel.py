@@ -36,9 +36,8 @@ def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.Data
         assert end.receive(0.0) is None
 
 
-def test_both_ends_speak() -> None:
-    """What one end sends the other receives, both ways, also where it is long."""
-
+def test_both_ends_speak_and_notice_the_others_end() -> None:
+    # Both ends speak. What one end sends the other receives, both ways, also where it is long.
     async def both() -> None:
         ours, theirs = socket.socketpair()
         trainer, node = TrainerEnd(ours), await NodeEnd.over(theirs)
@@ -52,10 +51,8 @@ def test_both_ends_speak() -> None:
 
     asyncio.run(both())
 
-
-def test_the_end_of_the_other_process_is_told() -> None:
-    """Both ends raise when the other one is gone, sending or receiving; messages sent before are still
-    read."""
+    # The end of the other process is told. Both ends raise when the other one is gone, sending or receiving;
+    # messages sent before are still read.
     ours, theirs = socket.socketpair()
     theirs.sendall(msgpack.packb({"kind": "last"}))
     theirs.close()
@@ -77,9 +74,7 @@ def test_the_end_of_the_other_process_is_told() -> None:
     asyncio.run(node_side())
     trainer.close()
 
-
-def test_a_node_that_does_not_read_is_noticed() -> None:
-    """Sending to a frozen node ends in bounded time."""
+    # A node that does not read is noticed. Sending to a frozen node ends in bounded time.
     ours, theirs = socket.socketpair()
     trainer = TrainerEnd(ours)
     with pytest.raises(ChannelClosed):

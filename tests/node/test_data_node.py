@@ -282,23 +282,6 @@ async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
     assert asked.index(1) <= AT_ONCE - 1
 
 
-@plays(live)
-async def test_a_slice_is_asked_for_where_fewest_are_under_way(nodes: Nodes) -> None:
-    """Nowhere before the time to try again has come."""
-    await nodes.add("a")
-    await nodes.add("b")
-    await nodes.read(0)
-    data_set = next(iter(nodes.reader._data_sets.values()))
-    await until(lambda: {*data_set.nodes} == {"a", "b"})
-    a, b = data_set.nodes["a"], data_set.nodes["b"]
-    b.under_way = 2
-    assert data_set.choose(4, 1000.0) is a
-    a.paused_until = 1000.5
-    assert data_set.choose(4, 1000.0) is b
-    b.paused_until = 1000.5
-    assert data_set.choose(4, 1000.0) is None
-
-
 @plays(partial(live, bytes_max=15))
 async def test_what_can_not_be_a_cache_is_named(nodes: Nodes) -> None:
     await nodes.add("a")

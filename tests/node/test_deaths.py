@@ -35,7 +35,8 @@ async def counted(deaths: Sequence[Died], *records: PeerStatus) -> DeathCount:
 
 @awaited
 async def test_deaths_are_counted_by_their_cause() -> None:
-    """From the highest count that another peer tells on; the newest have names and times."""
+    # Deaths are counted by their cause. From the highest count that another peer tells on; the newest have names
+    # and times.
     before = [PeerStatus(peer_id="x", deaths=Deaths(1, 2, 0)), PeerStatus(peer_id="y", deaths=Deaths(0, 1, 0))]
     count = await counted([Died("a", 1, "trainer"), Died("b", 1, "silent"), Died("b", 2, "node")], *before)
     assert count.total == Deaths(2, 4, 1)
@@ -43,11 +44,8 @@ async def test_deaths_are_counted_by_their_cause() -> None:
     assert told == [("b's name", "silent"), ("b's name", "node"), ("last's name", "node")]
     assert abs(count.newest[0].time - time.time()) < 60.0
 
-
-@awaited
-async def test_the_dead_peers_own_record_tells_the_cause() -> None:
-    """Its farewell or its node's last words may have been lost: who left on purpose is not dead. A record of an earlier
-    life says nothing of this one."""
+    # The dead peer's own record tells the cause. Its farewell or its node's last words may have been lost: who
+    # left on purpose is not dead. A record of an earlier life says nothing of this one.
     left, dead = (PeerStatus(peer_id="a", state=state, incarnation=1) for state in ("leaving", "dead"))
     assert (await counted([Died("a", 1, "node")], left)).total == Deaths(0, 1, 0)
     assert (await counted([Died("a", 2, "node")], left)).total == Deaths(0, 2, 0)

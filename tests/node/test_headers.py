@@ -41,12 +41,12 @@ def named(message: m.Message) -> str:
 # -- there and back
 
 
-def test_no_kind_is_forgotten() -> None:
+def test_no_kind_and_no_field_is_forgotten() -> None:
+    # no kind is forgotten
     assert {*map(type, kinds())} == {*get_args(m.Message)} == {*OF_KIND} - {*get_args(wire.NodeMessage)}
 
-
-def test_every_field_with_a_form_of_its_own_is_there() -> None:
-    """A field that has another name now would lose its form and its bound."""
+    # Every field with a form of its own is there. A field that has another name now would lose its form and its
+    # bound.
     everything = [kind for place in (m, leases, plan, revision, state, version) for kind in vars(place).values()]
     written = {field.name for kind in everything if is_dataclass(kind) for field in fields(kind)}
     assert {*PEERS, *CHAINS, *MOST, *LONGEST, *(name for name in OWN if isinstance(name, str))} <= written
@@ -61,8 +61,8 @@ def test_what_is_written_is_read(message: m.Message) -> None:
         assert is_sound(found.state) == (message.state.revision.number == 0)
 
 
-def test_signatures_are_read_too() -> None:
-    """They are not compared above."""
+def test_all_that_a_field_may_hold_is_read() -> None:
+    # Signatures are read too. They are not compared above.
     close, commit = run().read(run().close), run().read(run().commit)
     assert isinstance(close, m.Close)
     assert isinstance(commit, m.Commit)
@@ -71,15 +71,12 @@ def test_signatures_are_read_too() -> None:
     assert {close.choice.seal, commit.choice.seal, *(r.seal for _, r in close.choice.entries)} == {SEAL}
     assert all(not ready.seal for _, ready in commit.choice.entries)
 
-
-def test_a_name_may_be_any_text() -> None:
-    """Tests name peers as they like; a name as long as a key stays a name."""
+    # A name may be any text. Tests name peers as they like; a name as long as a key stays a name.
     for name in ("a", "", "x" * 31, "x" * 30, "ä", names(1)[0], names(1)[0][:-1]):
         vote = m.Vote(0, run().state.version, 2, name)
         assert run().read(vote) == vote
 
-
-def test_a_choice_may_count_newcomers_and_members_that_changed() -> None:
+    # a choice may count newcomers and members that changed
     base, choice = run().state.version, run().choice
     new = names(11)
     fresh = next(name for name in new if name not in run().names)
@@ -97,8 +94,7 @@ def test_a_choice_may_count_newcomers_and_members_that_changed() -> None:
     bare = replace(run().commit, choice=changed.bare(), key=close.key)
     assert run().read(bare) == bare
 
-
-def test_an_asynchronous_commit_and_state_keep_older_bases_and_successors() -> None:
+    # an asynchronous commit and state keep older bases and successors
     rules = replace(RULES, mode="async", max_staleness=4)
     made = Run(5, rules)
     older, line = Version(0, 4, 99, hashed("older")), (made.names[3], made.names[1])
@@ -157,6 +153,7 @@ def outcome(body: bytes) -> wire.AnyMessage | str:
 
 
 def test_a_header_of_another_protocol_or_run_is_refused() -> None:
+    # a header of another protocol or run is refused
     header, _ = pack(m.Leave(1), RULES, TOKEN)
     old = msgpack.packb([8, TOKEN, "Leave", [1, False]])
     for raw, why in ((old, f"uses protocol {PROTOCOL}, but the message uses protocol 8"), (b"\x90", "can't be read"),
@@ -167,6 +164,17 @@ def test_a_header_of_another_protocol_or_run_is_refused() -> None:
             opened(raw, TOKEN)
     with pytest.raises(Refusal, match="wrong run token"):
         opened(header, b"u" * 16)
+
+    # The token of another run is refused. A data node knows no run's token, so messages to and from it have none.
+    with pytest.raises(Refusal, match="wrong run token"):
+        read(packed(wire.Nudge(3), b"x" * 16), TOKEN)
+    with pytest.raises(Refusal, match="wrong run token"):
+        read(packed(wire.Nudge(3), wire.ANY_RUN), TOKEN)
+    assert read(packed(wire.ListSlices("a"), b"x" * 16), TOKEN) == wire.ListSlices("a")
+
+    # a roll without members is refused
+    body = body_of(m.Head(0, replace(run().state, roll={})))
+    assert "its roll is empty" in str(outcome(body))
 
 
 @pytest.mark.parametrize(
@@ -256,11 +264,6 @@ def test_a_plan_follows_from_the_roll_of_any_commit() -> None:
     assert made.read(m.Head(0, lie)) == m.Head(0, state) != m.Head(0, lie)  # a told plan is not believed
 
 
-def test_a_roll_without_members_is_refused() -> None:
-    body = body_of(m.Head(0, replace(run().state, roll={})))
-    assert "its roll is empty" in str(outcome(body))
-
-
 # -- strangers
 
 
@@ -310,15 +313,6 @@ def read(header: bytes, token: bytes) -> wire.AnyMessage:
 def test_a_message_survives_its_header(message: wire.NodeMessage) -> None:
     """Every kind of message, with any values, is equal after the trip."""
     assert read(packed(message, TOKEN), TOKEN) == message
-
-
-def test_the_token_of_another_run_is_refused() -> None:
-    """A data node knows no run's token, so messages to and from it have none."""
-    with pytest.raises(Refusal, match="wrong run token"):
-        read(packed(wire.Nudge(3), b"x" * 16), TOKEN)
-    with pytest.raises(Refusal, match="wrong run token"):
-        read(packed(wire.Nudge(3), wire.ANY_RUN), TOKEN)
-    assert read(packed(wire.ListSlices("a"), b"x" * 16), TOKEN) == wire.ListSlices("a")
 
 
 def test_a_long_message_is_compressed_and_bounded() -> None:

@@ -74,17 +74,17 @@ async def test_progress_is_told_ten_times_a_second() -> None:
 # -- the table of refusals
 
 
-def test_each_peer_has_a_count_and_the_last_reason() -> None:
-    """The peer that was refused last comes last."""
+def test_refusals_are_counted_by_sender_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    # Each peer has a count and the last reason. The peer that was refused last comes last.
     refusals = Refusals()
     for peer, why in (("a", "too long"), ("b", "too short"), ("a", "too late")):
         refusals.count(peer, why)
     assert refusals.newest(2) == [("b", Tally(1, "too short")), ("a", Tally(2, "too late"))]
     assert refusals.newest(1) == [("a", Tally(2, "too late"))]
 
-
-def test_only_the_first_refusal_of_a_peer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """As a warning, with the name in the peer's invitation; a flood of messages doesn't fill the log."""
+    # Only the first refusal of a peer is logged. As a warning, with the name in the peer's invitation; a flood of
+    # messages doesn't fill the log.
+    caplog.clear()
     refusals = Refusals()
     refusals.name_of = {"a": "alice"}.get  # type: ignore[assignment]
     for peer in "aaab":
@@ -95,16 +95,14 @@ def test_only_the_first_refusal_of_a_peer_is_logged(caplog: pytest.LogCaptureFix
         "refused a message of b: too long",
     ]
 
-
-def test_what_a_message_says_begins_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A reason may quote the message, for example the name of an invented peer."""
+    # What a message says begins no line of the log. A reason may quote the message, for example the name of an
+    # invented peer.
+    caplog.clear()
     Refusals().count("a", "it counts x\n2026 ERROR invented\x1b[2J" + "!" * 5000)
     assert "it counts x 2026 ERROR invented [2J!!!" in caplog.messages[0]
     assert len(caplog.messages[0]) < 500
 
-
-def test_the_table_is_bounded() -> None:
-    """Identities are free: the peer that was refused longest ago is forgotten."""
+    # The table is bounded. Identities are free: the peer that was refused longest ago is forgotten.
     refusals = Refusals()
     for n in range(PEERS_MAX + 1):
         refusals.count(f"peer {n}", "too long")

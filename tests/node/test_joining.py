@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Fill, Filled
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.joining import Joining, holders_of
+from p2p_diloco.node.joining import holders_of
 from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import BOARD, look_around, publish, read_peers
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited, until
@@ -49,27 +47,6 @@ async def test_two_founders_become_one_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert {peer.told_run["config"]["outer_lr"] for peer in peers} == {winner.config["outer_lr"]}
     expected = 1.0 if winner.founder == "a" else 2.0
     assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
-
-
-@awaited
-async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers found a run at once, and a third comes when it can see only the record that loses. It waits as they
-    do, and takes the one that they take: signatures and histories are of one founding."""
-    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
-    network = MemoryNetwork()
-    founder, later = (MemoryPeer(network, name, QUICK) for name in "ab")
-    joining = [Joining(peer.setup, peer.swarm(), lambda text: None) for peer in (founder, later)]
-    found = (await joining[0].find_run(founder.setup.asked)).record
-    other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
-    wins, loses = sorted((found, other), key=name_of)
-    network.records["r/config"].clear()
-    await run_record.BOARD.store(founder.transport, "r", loses)
-    joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
-    await asyncio.sleep(0.2)
-    await run_record.BOARD.store(founder.transport, "r", wins)
-    assert (await joined).record == wins
-    for peer in (founder, later):
-        await peer.transport.close()
 
 
 SOMEWHERE = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
@@ -124,9 +101,7 @@ async def test_a_misfit_is_told_why(config: dict[str, Any], sizes: tuple[int, ..
 
 
 @awaited
-async def test_code_that_a_run_names_is_run_only_where_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_code_that_a_run_names_is_run_only_if_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of a package as the outer optimizer: a joiner that was not given its name imports nothing. One that was
     makes the same steps."""
     (tmp_path / "package_of_a_user.py").write_text("import torch\n\nclass Ours(torch.optim.Adam):\n    pass\n")
@@ -164,19 +139,6 @@ async def test_a_joiner_with_another_base_is_warned(
 
 
 @awaited
-async def test_an_aggregator_learns_the_model() -> None:
-    """A peer without a model gets the layout from the others, and holds the state."""
-    network = MemoryNetwork()
-    helper = MemoryPeer(network, "h", sizes=None)
-    await helper.start()
-    await helper.hear("progress")
-    (a,) = await entered("a", network=network)
-    assert len((await helper.hear("run"))["layout"]["params"]) == 1
-    await helper.hear("ready")
-    await a.exchange(1.0)
-
-
-@awaited
 async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest.LogCaptureFixture) -> None:
     """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
     with one sentence that names the mends. The same identity that has founded the run may do it again; so may one that
@@ -196,31 +158,6 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(caplog: pytest
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
     assert "founding it anew" in caplog.text
-
-
-@awaited
-async def test_a_run_is_not_founded_anew_with_a_model_that_is_in_part_the_lost_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The only holder dies while it hands over its state, which is filled in over the newcomer's own model."""
-    network, came, fill = MemoryNetwork(), asyncio.Event(), SliceWork.fill
-
-    def filled(work: SliceWork, effect: Fill) -> Filled:
-        came.set()
-        network.cut("first", "later")
-        return fill(work, effect)
-
-    monkeypatch.setattr(SliceWork, "fill", filled)
-    sizes = (4,) * 8
-    first = MemoryPeer(network, "first", QUICK | {"slice_elements": 4}, sizes=sizes)
-    await first.enter(theta=1.0)
-    later = MemoryPeer(network, "later", sizes=sizes, found=True, wait_timeout=4 * QUICK["heartbeat_timeout"])
-    entering = asyncio.create_task(later.enter(theta=2.0))
-    await came.wait()
-    await first.stop()
-    with pytest.raises(GaveUpWaiting, match=r"the run r has begun, and no peer holds its state now"):
-        await entering
-    assert sorted({*later.memory.theta.tolist()}) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("record_is_there", [True, False])

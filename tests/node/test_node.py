@@ -133,58 +133,50 @@ def at_table(test: Callable[[Table], Awaitable[None]], run: Callable[..., Any] =
         (RuntimeError("what nobody thought of"), False),
     ],
 )
-def test_every_message_is_answered(failure: Exception, gone: bool, caplog: pytest.LogCaptureFixture) -> None:
+@plays(at_table)
+async def test_every_message_is_answered(
+    table: Table, failure: Exception, gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever becomes of a message the replica is told once; that the peer is gone only after a refused dial."""
-
-    async def test(table: Table) -> None:
-        table.wires.failure = failure
-        await table.carry_out(e.Send("b", Leave(1)), e.Send("b", Leave(2)))
-        assert [f.gone for f in await table.answered(e.SendFailed, 2)] == [gone, gone]
-        table.wires.failure = None
-        await table.carry_out(e.Send("b", Leave(1)))
-        assert await table.answered(e.Delivered) == [e.Delivered("b", Leave(1))]
-
-    at_table(test)
+    table.wires.failure = failure
+    await table.carry_out(e.Send("b", Leave(1)), e.Send("b", Leave(2)))
+    assert [f.gone for f in await table.answered(e.SendFailed, 2)] == [gone, gone]
+    table.wires.failure = None
+    await table.carry_out(e.Send("b", Leave(1)))
+    assert await table.answered(e.Delivered) == [e.Delivered("b", Leave(1))]
     assert ("could not be sent" in caplog.text) == isinstance(failure, RuntimeError)
 
 
 @pytest.mark.parametrize("sign", ["message", "transfer"])
-def test_a_refused_dial_that_began_before_a_sign_of_life_is_no_proof_of_death(sign: str) -> None:
+@plays(at_table)
+async def test_a_refused_dial_that_began_before_a_sign_of_life_is_no_proof_of_death(table: Table, sign: str) -> None:
     """A peer that has come up meanwhile is alive. A later dial that is refused proves that it is gone."""
-
-    async def test(table: Table) -> None:
-        table.wires.failure = Unreachable("refused", refused=True)
-        table.wires.let_go.clear()
-        await table.carry_out(e.Send("b", Leave(1)), e.Send("c", Leave(1)))
-        await until(lambda: len(table.wires.under_way) == 2)
-        if sign == "message":
-            await table.node.receive("b", Leave(1))
-        else:
-            table.node.moving("b")
-        table.wires.let_go.set()
-        assert {f.to: f.gone for f in await table.answered(e.SendFailed, 2)} == {"b": False, "c": True}
-        await table.carry_out(e.Send("b", Leave(1)))
-        assert (await table.answered(e.SendFailed, 3))[-1] == e.SendFailed("b", Leave(1), gone=True)
-
-    at_table(test)
+    table.wires.failure = Unreachable("refused", refused=True)
+    table.wires.let_go.clear()
+    await table.carry_out(e.Send("b", Leave(1)), e.Send("c", Leave(1)))
+    await until(lambda: len(table.wires.under_way) == 2)
+    if sign == "message":
+        await table.node.receive("b", Leave(1))
+    else:
+        table.node.moving("b")
+    table.wires.let_go.set()
+    assert {f.to: f.gone for f in await table.answered(e.SendFailed, 2)} == {"b": False, "c": True}
+    await table.carry_out(e.Send("b", Leave(1)))
+    assert (await table.answered(e.SendFailed, 3))[-1] == e.SendFailed("b", Leave(1), gone=True)
 
 
-def test_tensors_on_their_way_to_a_peer_are_not_sent_to_it_again() -> None:
+@plays(at_table)
+async def test_tensors_on_their_way_to_a_peer_are_not_sent_to_it_again(table: Table) -> None:
     """On a slow link a peer asks again for what is coming. Afterwards it may have it once more: its answer got lost."""
-
     mean = Mean(0, BASE, "0" * 32, 0, "0" * 64, "me", memoryview(bytes(8)), bytes(64))
-
-    async def test(table: Table) -> None:
-        table.wires.let_go.clear()
-        await table.carry_out(e.Send("b", mean), e.Send("b", mean), e.Send("c", mean))
-        await until(lambda: len(table.wires.under_way) == 2)
-        table.wires.let_go.set()
-        await table.answered(e.Delivered, 2)
-        assert [to for to, _ in table.wires.sent] == ["b", "c"]
-        await table.carry_out(e.Send("b", mean))
-        await table.answered(e.Delivered, 3)
-
-    at_table(test)
+    table.wires.let_go.clear()
+    await table.carry_out(e.Send("b", mean), e.Send("b", mean), e.Send("c", mean))
+    await until(lambda: len(table.wires.under_way) == 2)
+    table.wires.let_go.set()
+    await table.answered(e.Delivered, 2)
+    assert [to for to, _ in table.wires.sent] == ["b", "c"]
+    await table.carry_out(e.Send("b", mean))
+    await table.answered(e.Delivered, 3)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -204,14 +196,12 @@ def test_it_wakes_as_soon_as_the_replica_asks(run: Callable[..., Any], ahead_s: 
     at_table(test, run)
 
 
-def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(table: Table) -> None:
-        message = Want(0, Version(0, 2**70, 0, "0" * 32), What.MEANS)
-        await table.carry_out(e.Send("b", message))
-        assert await table.answered(e.SendFailed) == [e.SendFailed("b", message, gone=False)]
-        assert table.wires.sent == []
-
-    at_table(test)
+@plays(at_table)
+async def test_what_cant_be_written_is_a_failed_send(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    message = Want(0, Version(0, 2**70, 0, "0" * 32), What.MEANS)
+    await table.carry_out(e.Send("b", message))
+    assert await table.answered(e.SendFailed) == [e.SendFailed("b", message, gone=False)]
+    assert table.wires.sent == []
     assert "can't be encoded" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Metrics over OTLP: a collector of the test's own takes the requests and reads them with OpenTelemetry's schema."""
+"""Metrics over OTLP: what OpenTelemetry's exporter is given to send."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 import logging
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -18,11 +15,7 @@ from tests.node.conftest import entered
 
 pytest.importorskip("opentelemetry.proto", reason="the extra otlp is not installed")
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
-from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.metrics.export import MetricExportResult, Sum
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
@@ -32,69 +25,48 @@ from tests.net.patience import awaited
 from tests.node.test_metrics import FULL, scraped, values
 
 
-class Received:
-    """What a collector has received."""
+class Sent:
+    """What goes to a collector, and where."""
 
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, ExportMetricsServiceRequest]] = []
-        self.news = threading.Event()
-        self.url = ""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.endpoints, self.batches = list[str](), list[Any]()
+
+        def export(exporter: Any, batch: Any, **_: Any) -> MetricExportResult:
+            self.endpoints.append(exporter._endpoint)
+            self.batches.append(batch)
+            return MetricExportResult.SUCCESS
+
+        monkeypatch.setattr(otlp.OTLPMetricExporter, "export", export)
 
     def values(self) -> dict[tuple[str, str], float]:
-        """The newest request's values, by name and the further label's value."""
-        (resource,) = self.requests[-1][1].resource_metrics
-        assert {one.key: one.value.string_value for one in resource.resource.attributes}["service.name"] == "p2p_diloco"
+        """The newest values, by name and the further label's value."""
+        (resource,) = self.batches[-1].resource_metrics
+        assert resource.resource.attributes["service.name"] == "p2p_diloco"
         found = {}
         for metric in resource.scope_metrics[0].metrics:
-            kind = metric.WhichOneof("data")
-            assert kind == ("sum" if metric.name.endswith("_total") else "gauge")
-            if kind == "sum":
-                assert metric.sum.is_monotonic
-            for point in getattr(metric, kind).data_points:
-                labels = {one.key: one.value.string_value for one in point.attributes}
-                (further,) = [value for label, value in labels.items() if label not in LABELS] or [""]
-                found[metric.name.removeprefix(PREFIX), further] = point.as_double
+            assert isinstance(metric.data, Sum) == metric.name.endswith("_total")
+            assert getattr(metric.data, "is_monotonic", True)
+            for point in metric.data.data_points:
+                (further,) = [value for label, value in point.attributes.items() if label not in LABELS] or [""]
+                found[metric.name.removeprefix(PREFIX), further] = point.value
         return found
 
 
 @pytest.fixture
-def collector() -> Iterator[Received]:
-    received = Received()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            received.requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
-            received.news.set()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    received.url = f"http://127.0.0.1:{server.server_port}"
-    yield received
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    return Sent(monkeypatch)
 
 
 @pytest.mark.parametrize(("given", "path"), [("", "/v1/metrics"), ("/", "/v1/metrics"), ("/own/path", "/own/path")])
-def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, path: str) -> None:
+def test_a_collector_gets_what_prometheus_gets(sent: Sent, given: str, path: str) -> None:
     """The same names, labels and values; at the end of a short program, too. An endpoint without a path gets OTLP's."""
-    with told(None, collector.url + given, PeersCollector("main", lambda: [FULL])):
+    with told(None, f"http://127.0.0.1:1{given}", PeersCollector("main", lambda: [FULL])):
         pass
-    assert [where for where, _ in collector.requests] == [path]
-    assert collector.values() == values(scraped(FULL))
+    assert sent.endpoints == [f"http://127.0.0.1:1{path}"]
+    assert sent.values() == values(scraped(FULL))
 
 
-def test_a_collector_that_does_not_answer_delays_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mute_collector_delays_nobody(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end comes soon. The log has one line with the reason, however often it fails, and one when it works again."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
     results = [MetricExportResult.FAILURE, MetricExportResult.FAILURE, MetricExportResult.SUCCESS]
@@ -134,11 +106,11 @@ def test_an_endpoint_is_a_url(wrong: str) -> None:
 
 
 @awaited
-async def test_a_peer_sends_while_it_lives(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_sends_while_it_lives(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own status, again and again, if `otlp_endpoint` names a collector."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-    (peer,) = await entered("a", otlp_endpoint=collector.url)
+    (peer,) = await entered("a", otlp_endpoint="http://127.0.0.1:1")
     await peer.exchange(1.0)
-    while not collector.requests or collector.values().get(("epoch", "")) != 1.0:
+    while not sent.batches or sent.values().get(("epoch", "")) != 1.0:
         await asyncio.sleep(0.05)
     await peer.stop()

@@ -4,7 +4,9 @@ theirs is readable in the DHT."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +27,7 @@ from p2p_diloco.tensors.layout import Layout
 from tests.net.members import ADDRESS, KEY, OTHER_KEY, id_of, invitation, membership
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited, until
-from tests.node.conftest import QUICK, MemoryPeer, entered, specs, stop
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, specs, stop
 
 GRANTS: dict[str, bytes] = {}
 """By which grant each peer was admitted."""
@@ -37,7 +39,8 @@ class PrivatePeer(MemoryPeer):
     def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
         peer = id_of(name)
         super().__init__(network, peer, dict(QUICK), **options)
-        self.access = Access(membership(peer), KEY if founds else None)
+        self.invited = invitation()
+        self.access = Access(membership(peer, self.invited), KEY if founds else None)
         GRANTS[peer] = self.access.member.own.id
         self.inbox.grant_of = lambda peer: GRANTS.get(peer, peer)
         plain = self.transport
@@ -65,6 +68,26 @@ async def test_members_train_together_and_the_dht_shows_nothing() -> None:
         for (_, _), (value, _) in stored.items():
             assert b"sync_every" not in value
             assert b"training" not in value
+
+
+@awaited
+async def test_a_history_has_no_secrets(tmp_path: Path) -> None:
+    """Neither the files of a private run's peers nor what is compressed in them have the members' secret, the seed of
+    a grant, the run key, the run's token, or an address."""
+    network, config = MemoryNetwork(), {"history_path": tmp_path}
+    peers = [PrivatePeer(network, "a", founds=True, **config), PrivatePeer(network, "b", **config)]
+    for peer in peers:
+        await peer.enter()
+    for _ in range(3):
+        await exchange(*peers)
+    secrets = [peers[0].node._run.token, KEY._seed, *(s for p in peers for s in (p.invited.seed, p.invited.secret))]
+    secrets.append(membership(id_of("a")).token_salt)
+    await stop(*peers)
+    first, second = (path.read_bytes() for path in tmp_path.glob("r/*"))
+    for content in (first, second, gzip.decompress(first), gzip.decompress(second)):
+        assert not any(form in content for secret in secrets for form in (secret, secret.hex().encode()))
+        assert b"/memory/" not in content
+    assert b"Slice" in gzip.decompress(first)
 
 
 @awaited
@@ -98,8 +121,9 @@ async def test_a_member_cannot_replace_the_runs_record(caplog: pytest.LogCapture
     assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 
-def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
-    """The signature covers the run's name and every byte of the record."""
+def test_what_members_alone_know_and_sign() -> None:
+    # A signed record holds for its run and content only. The signature covers the run's name and every byte of
+    # the record.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     record = RunRecord.founding(Run("r", RunConfig(), layout), "a", 1.0)
     access = Access(membership(id_of("a")), KEY)
@@ -114,13 +138,19 @@ def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
     assert not Access(membership(id_of("a"), invitation(key=OTHER_KEY))).founded_by_the_key("r", value)
     assert signature_of(record.pack())[1] == b""
 
-
-def test_the_token_is_a_secret_of_the_members() -> None:
-    """A stranger that knows name, settings and model can't compute it; an open run's token is as before."""
+    # The token is a secret of the members. A stranger that knows name, settings and model can't compute it; an
+    # open run's token is as before.
     layout = Layout.build(specs(4), 1, "contiguous", None)
     salted = Run("r", RunConfig(), layout, membership(id_of("a")).token_salt)
     assert salted.token == Run("r", RunConfig(), layout, membership(id_of("b")).token_salt).token
     assert salted.token != Run("r", RunConfig(), layout).token
+
+    # An invitation names addresses that other machines may reach. Only a machine without a network names those
+    # that no other machine reaches.
+    here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
+    assert invited_through([bootstrap], [here, near]) == [bootstrap, near]
+    assert invited_through([], [here, near]) == [near]
+    assert invited_through([], [here]) == [here]
 
 
 @awaited
@@ -150,14 +180,6 @@ async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytes
     await entered("a", network=network)
     monkeypatch.setattr(observing, "PEERS_S", 30.0)
     await observing._refuse_without_peers(reader, "r")
-
-
-def test_an_invitation_names_addresses_that_other_machines_may_reach() -> None:
-    """Only a machine without a network names those that no other machine reaches."""
-    here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
-    assert invited_through([bootstrap], [here, near]) == [bootstrap, near]
-    assert invited_through([], [here, near]) == [near]
-    assert invited_through([], [here]) == [here]
 
 
 NEAR = ADDRESS.replace("192.0.2.1", "127.0.0.1")

@@ -63,16 +63,15 @@ def test_a_record_always_fits(
     assert dataclasses.replace(found, **cut) == dataclasses.replace(record, **cut)
 
 
-def test_the_newest_events_stay_and_a_long_one_says_that_it_is_cut() -> None:
-    """Also a death; a text that fits stays whole."""
+def test_a_record_keeps_what_matters_and_is_read_with_care() -> None:
+    # The newest events stay and a long one says that it is cut. Also a death; a text that fits stays whole.
     events = (*(Event(float(n), f"event {n}") for n in range(7)), Event(7.0, "x" * 80), Event(8.0, "x" * 81))
     found = PeerStatus.unpack(dataclasses.replace(RECORD, events=events, death=events[-1]).pack())
     assert found.events == (*events[6:8], Event(8.0, "x" * 79 + "…"))
     assert found.death == found.events[-1]
 
-
-def test_the_peers_that_were_refused_last_stay() -> None:
-    """In a record that is too long, events make room first, and addresses only after all refused peers."""
+    # The peers that were refused last stay. In a record that is too long, events make room first, and addresses
+    # only after all refused peers.
     refused = tuple(RefusedPeer(f"peer {n}", 1, "x" * 99) for n in range(9))
     events = tuple(Event(float(n), "x" * 80) for n in range(3))
     addresses = tuple(f"/ip4/192.0.2.{n}/tcp/4001/p2p/{'x' * 52}" for n in range(4))
@@ -83,18 +82,16 @@ def test_the_peers_that_were_refused_last_stay() -> None:
     longer = PeerStatus.unpack(dataclasses.replace(full, host="x" * 350).pack())
     assert (longer.events, len(longer.refused), longer.addresses) == ((), 1, addresses)
 
-
-def test_what_is_no_record_of_this_protocol_is_none() -> None:
-    """A field that has another type, or is missing, is unknown. Without the peer's id it is no record."""
+    # What is no record of this protocol is none. A field that has another type, or is missing, is unknown.
+    # Without the peer's id it is no record.
     protocol, fields = msgpack.unpackb(RECORD.pack())
     assert PeerStatus.unpack(msgpack.packb([protocol, [*fields[:1], 7]])) == PeerStatus(peer_id="a")
     for content in ([protocol + 1, fields], [protocol, [7, *fields[1:]]], [protocol, []], fields, {}):
         with pytest.raises(ValueError, match="not a peer's status"):
             PeerStatus.unpack(msgpack.packb(content))
 
-
-def test_settings_that_can_not_be_printed_are_no_settings() -> None:
-    """Anyone can write the record of an open run: a joiner and `status` would end in a RecursionError."""
+    # Settings that can not be printed are no settings. Anyone can write the record of an open run: a joiner and
+    # `status` would end in a RecursionError.
     nested = reduce(lambda inner, _: [inner], range(700), [])
     record = RunRecord({"outer_options": {"a": [[1]]}}, "model", "cut", 1, 10, 1, "id", 0.0)
     assert RunRecord.unpack(record.pack()) == record
@@ -138,34 +135,13 @@ async def test_nodes_publish_their_status() -> None:
 
 
 @awaited
-async def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only at the next regular time; several events within a moment make one record."""
+async def test_news_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only at the next regular time; several events within a moment make one record. Also while an earlier record
+    is still being stored, because a member of the DHT doesn't answer: then only what changes without an event waits."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 60.0)
     monkeypatch.setattr(records, "NEWS_AFTER_S", 0.05)
-    peer, news, described = MemoryNetwork().join("a", Inbox()), asyncio.Event(), list[PeerStatus]()
-
-    def describe() -> PeerStatus:
-        described.append(dataclasses.replace(RECORD, peer_id="a", time=time.time(), step=len(described)))
-        return described[-1]
-
-    publishing = asyncio.create_task(publish(peer, "r", describe, news))
-    for expected in range(3):
-        while not (found := await read_peers(peer, "r")) or found["a"].step != expected:
-            await asyncio.sleep(0.01)
-        assert len(described) == expected + 1
-        for _ in range(3):
-            news.set()
-            await asyncio.sleep(0)
-    publishing.cancel()
-
-
-@awaited
-async def test_news_is_published_while_an_earlier_record_is_still_being_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member of the DHT that doesn't answer holds one store up. What changes without an event waits for its end."""
-    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.01)
-    monkeypatch.setattr(records, "NEWS_AFTER_S", 0.0)
-    stored, described, news, answers = list[int](), list[int](), asyncio.Event(), asyncio.Event()
-    peer = MemoryNetwork().join("a", Inbox())
+    peer, news, answers = MemoryNetwork().join("a", Inbox()), asyncio.Event(), asyncio.Event()
+    described, stored = list[int](), list[int]()
 
     async def store(key: str, subkey: str, value: bytes, ttl_s: float) -> bool:
         stored.append(PeerStatus.unpack(value).step or 0)
@@ -176,14 +152,25 @@ async def test_news_is_published_while_an_earlier_record_is_still_being_stored(m
         return dataclasses.replace(RECORD, peer_id="a", time=time.time(), step=described[-1])
 
     monkeypatch.setattr(peer, "store", store)
-    publishing = asyncio.create_task(publish(peer, "r", describe, news))
-    await until(lambda: len(described) >= 5)
-    assert stored == [0]
-    news.set()
-    await until(lambda: len(stored) >= 2)
-    assert stored[1] >= 5
     answers.set()
-    await until(lambda: len(stored) >= 3)
+    publishing = asyncio.create_task(publish(peer, "r", describe, news))
+    for expected in range(3):
+        await until(lambda expected=expected: len(stored) > expected)
+        assert stored == described == list(range(expected + 1))
+        for _ in range(3):
+            news.set()
+            await asyncio.sleep(0)
+    await until(lambda: len(stored) == 4)
+    answers.clear()
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.01)
+    news.set()
+    await until(lambda: len(described) >= 9)
+    assert len(stored) == 5
+    news.set()
+    await until(lambda: len(stored) == 6)
+    assert stored[-1] >= 8
+    answers.set()
+    await until(lambda: len(stored) >= 7)
     publishing.cancel()
     assert (await asyncio.wait({publishing}, timeout=20.0))[0]
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -240,7 +227,7 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
 
 
 @awaited
-async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addresses_change(
+async def test_each_look_reports_all_and_introduces_who_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This peer itself is neither."""

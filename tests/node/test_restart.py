@@ -73,7 +73,7 @@ async def test_waiting_for_the_others_has_an_end(tmp_path: Path, caplog: pytest.
     assert "going on without 1 of the 2 peers of the last round (a)" in caplog.text
 
 
-async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0) -> bool:
+async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int) -> bool:
     """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each; b is
     of this generation."""
     monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.0)
@@ -101,27 +101,21 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("training", "still"),
+    ("training", "generation", "still"),
     [
-        ([{"b": 5.0}] * 9, True),  # left behind: nobody renews it
-        ([{"b": 5.0}, {"b": 5.0}, {"b": 7.0}], False),
-        ([{}, {"b": 5.0}, {"b": 7.0}], False),
-        ([{"c": 5.0}, {"c": 7.0}, {"c": 9.0}], True),  # its author can't be reached
+        ([{"b": 5.0}] * 9, 0, True),  # left behind: nobody renews it
+        ([{"b": 5.0}, {"b": 5.0}, {"b": 7.0}], 0, False),
+        ([{}, {"b": 5.0}, {"b": 7.0}], 0, False),
+        ([{"c": 5.0}, {"c": 7.0}, {"c": 9.0}], 0, True),  # its author can't be reached
+        ([{"b": 5.0}, {"b": 7.0}, {"b": 9.0}], 1, True),  # training on from an older state leads to another end
     ],
 )
 def test_only_a_training_peer_shows_that_the_run_never_stopped(
-    training: list[dict[str, float]], still: bool, monkeypatch: pytest.MonkeyPatch
+    training: list[dict[str, float]], generation: int, still: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record from before a power cut is as good as none, though its author lives again: one counts once it has been
-    written anew, whatever any clock says.
-    """
-    assert asyncio.run(waited(training, monkeypatch)) == still
-
-
-def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its state has come: training on from an older one leads to another end."""
-    training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
-    assert asyncio.run(waited(training, monkeypatch, generation=1))
+    written anew, whatever any clock says. A newer generation that trains is waited for until its state has come."""
+    assert asyncio.run(waited(training, monkeypatch, generation)) == still
 
 
 def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:

@@ -115,13 +115,12 @@ def ending_of(transport: Any, replica: Any, folder: Path | None = None, group: s
     return ending.Ending(common, group)
 
 
-# -- what is left behind
-
-
 @awaited
-async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path) -> None:
+async def test_an_ended_run_is_left_in_the_dht_and_on_disk_and_not_founded_anew(tmp_path: Path) -> None:
     """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
-    the last checkpoint, though `save_every` doesn't divide the last epoch."""
+    the last checkpoint, though `save_every` doesn't divide the last epoch. A newcomer ends with the epoch, the reason
+    and the mend, whether the run's record is there, or only that of its end; and it doesn't train on from a waiting
+    peer's older state either."""
     network = MemoryNetwork()
     await to_the_end(tmp_path, network=network)
     founding = founding_in(network)
@@ -136,6 +135,23 @@ async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(tmp_path: Path)
         assert kept is not None
         assert (kept.model, kept.signer) == (model, name)
         assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
+
+    sentence = await gives_up(MemoryPeer(network, "new"), Refused)  # long before its wait_timeout
+    assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
+    assert "choose another run id" in sentence
+    step_back(tmp_path, "a")
+    patience_s = 2 * QUICK["heartbeat_timeout"] + 0.5
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
+    sentences = await asyncio.gather(gives_up(a), gives_up(MemoryPeer(network, "newer", wait_timeout=patience_s)))
+    assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
+
+    del network.records["r/config"]
+    for new in (MemoryPeer(network, "founder", QUICK), MemoryPeer(network, "aggregator", sizes=None)):
+        await new.start()
+        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
+            await new.hear("run", timeout_s=20.0)
+        await new.stop()
+    assert "r/config" not in network.records
 
 
 # -- who starts afterwards
@@ -161,45 +177,9 @@ async def test_one_peer_that_knows_of_the_end_tells_the_others(tmp_path: Path) -
     assert not (tmp_path / "a" / ending.FILE).exists()
 
 
-@awaited
-async def test_a_newcomer_does_not_found_a_run_that_has_ended(tmp_path: Path) -> None:
-    """The run's record is there, but no peer holds its state: founding again would start another lineage. The newcomer
-    doesn't train on from a waiting peer's older state either."""
-    network = MemoryNetwork()
-    await to_the_end(tmp_path, network=network)
-    patience_s = 2 * QUICK["heartbeat_timeout"] + 0.5
-    sentence = await gives_up(MemoryPeer(network, "new"), Refused)  # long before its wait_timeout
-    assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
-    assert "choose another run id" in sentence
-    step_back(tmp_path, "a")
-    a = MemoryPeer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
-    sentences = await asyncio.gather(gives_up(a), gives_up(MemoryPeer(network, "newer", wait_timeout=patience_s)))
-    assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
-
-
-@awaited
-async def test_a_newcomer_founds_no_run_in_an_ended_runs_name() -> None:
-    """Only the record of the end is left in the swarm. A peer without a checkpoint ends with the epoch, the reason and
-    the mend, whether it could found the run or, as an aggregator, not."""
-    network = MemoryNetwork()
-    (a,) = await entered("a", {**QUICK, "stop_after_epochs": STOP}, network)
-    while not a.memory.finished:
-        await a.exchange(1.0)
-    await a.stop()
-    del network.records["r/config"]
-    for new in (MemoryPeer(network, "founder", QUICK), MemoryPeer(network, "aggregator", sizes=None)):
-        await new.start()
-        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
-            await new.hear("run", timeout_s=20.0)
-        await new.stop()
-    assert "r/config" not in network.records
-
-
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
 @awaited
-async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
-    monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+async def test_a_newcomer_founds_no_run_whose_end_it_just_missed(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
     network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
@@ -281,18 +261,6 @@ async def test_who_has_the_last_state_waits_for_those_that_lack_it(
     began = time.monotonic()
     await beginning.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)
     assert (time.monotonic() - began < 0.4) == through
-
-
-@awaited
-async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
-    """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
-    transport = MemoryNetwork().join("x", Inbox())
-    ending.save(tmp_path, signed_end(LAST))
-    greater = dataclasses.replace(LAST, samples=99)
-    await ending_of(transport, replica_at(greater, finished=True), tmp_path).leave(5.0)
-    (found,) = await ending.read(transport, FOUNDING, RULES)
-    assert (found.model, found.signer) == (greater, "x")
-    assert ending.load(tmp_path, transport, FOUNDING, RULES) == found
 
 
 # -- where an end means nothing
@@ -398,9 +366,7 @@ async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) 
 
 
 @awaited
-async def test_a_file_that_is_no_record_or_cant_be_one_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_that_is_no_record_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever bytes stand in it, nothing is raised; nor where a file stands in the folder's place."""
     transport = MemoryNetwork().join("x", Inbox())
     for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
@@ -443,9 +409,7 @@ async def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: py
     ],
 )
 @awaited
-async def test_an_end_binds_a_peer_with_a_lesser_state(
-    mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool
-) -> None:
+async def test_an_end_binds_a_lesser_state(mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool) -> None:
     """And nobody that holds as much, or has a peer beside it that holds more and has not ended."""
     transport = MemoryNetwork().join("x", Inbox())
     await ending.store(transport, FOUNDING, signed_end(LAST))

@@ -110,7 +110,8 @@ def test_a_commit_is_signed_with_its_means(change: dict[str, Any]) -> None:
     assert refused(LEADER, replace(commit(), **change)) == f"{LEADER} has not signed its commit"
 
 
-def test_a_close_names_no_contribution_that_its_author_did_not_sign() -> None:
+def test_each_author_signs_its_own_part() -> None:
+    # a close names no contribution that its author did not sign
     made, other = close(), RUN.names[2]
     assert made.choice is not None
     entries = tuple((peer, replace(one, seal=b"") if peer == other else one) for peer, one in made.choice.entries)
@@ -118,17 +119,15 @@ def test_a_close_names_no_contribution_that_its_author_did_not_sign() -> None:
         f"{other} has not signed its ready"
     )
 
-
-def test_a_choice_is_signed_by_whoever_chose_it() -> None:
-    """Who completes it as the leader of a later term can't sign it for its author."""
+    # A choice is signed by whoever chose it. Who completes it as the leader of a later term can't sign it for its
+    # author.
     made, second = close(), RUN.names[1]
     taken = signatures_of(second).signed(replace(made, term=1, leader=second, seal=b""))
     assert refused(second, taken) == ""
     forged = replace(made, term=1, leader=second, seal=b"", choice=replace(made.choice, term=1, seal=b""))
     assert refused(second, signatures_of(second).signed(forged)) == f"{LEADER} has not signed its choice"
 
-
-def test_a_mean_is_signed_by_its_owner_for_its_payload() -> None:
+    # a mean is signed by its owner for its payload
     owner, payload = RUN.names[1], memoryview(b"mean")
     of = 0, BASE, RUN.key, 3, hash_of(payload)
     mean = m.Mean(*of, owner, payload, signatures_of(owner).of_mean(*of))
@@ -138,9 +137,7 @@ def test_a_mean_is_signed_by_its_owner_for_its_payload() -> None:
         wrong = replace(mean, **change)
         assert refused(LEADER, wrong) == f"{wrong.owner} has not signed its mean"
 
-
-def test_others_messages_are_passed_on_as_they_are() -> None:
-    """A peer signs nothing for another one, and nothing twice."""
+    # Others' messages are passed on as they are. A peer signs nothing for another one, and nothing twice.
     other = signatures_of(RUN.names[1])
     for message in (close(), commit(), m.Vote(0, BASE, 0, LEADER, close(), commit())):
         assert other.signed(message) == message

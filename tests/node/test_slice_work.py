@@ -215,8 +215,9 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
 # -- fetched slices
 
 
-def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
-    """Slices come at unlike versions, are rolled to one, and replace the present ones all at once."""
+def test_fetched_slices_are_rolled_and_adopted_together() -> None:
+    # A replica that is behind fetches, rolls and adopts. Slices come at unlike versions, are rolled to one, and
+    # replace the present ones all at once.
     donor, behind = work(), work(None, torch.zeros(LAYOUT.numel))
     behind.bases.loaded(range(SLICES))
     first = stepped(donor, 1.0)
@@ -238,9 +239,7 @@ def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
     assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
 
-
-def test_a_newcomer_needs_no_second_memory() -> None:
-    """It holds no state that could be needed: slices are staged in place."""
+    # A newcomer needs no second memory. It holds no state that could be needed: slices are staged in place.
     donor = work()
     effect = stepped(donor, 1.0)
     newcomer = work(torch.zeros(LAYOUT.numel))
@@ -253,9 +252,8 @@ def test_a_newcomer_needs_no_second_memory() -> None:
     newcomer.accept(Accept(((0, at(1)),), staged=True))
     assert digests(newcomer) == digests(donor)
 
-
-def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
-    """The round goes on meanwhile: the staged slice is rolled with the commit that was applied here."""
+    # A repair replaces only damaged slices and keeps no base. The round goes on meanwhile: the staged slice is
+    # rolled with the commit that was applied here.
     donor, kept = work(), list[int]()
     damaged = work(None, kept.append)
     damaged.state.slices[1].theta[0] += 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.node import participation, records
+from p2p_diloco.node import participation
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, entered
@@ -66,21 +65,3 @@ async def test_dynamic_local_updates_follow_what_probes_tell() -> None:
         assert time.monotonic() < give_up_at
         steps = await next_steps(peers[1])
     assert await next_steps(peers[0]) == 100
-
-
-@awaited
-async def test_a_peers_record_tells_the_steps_it_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`h`: the run's until its first exchange, then what that one had."""
-    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.05)
-    (peer,) = await entered("a", {**QUICK, "pace": "time", "sync_every": 20})
-    told: list[int] = []
-
-    async def tells(steps: int) -> None:
-        while not told or told[-1] != steps:
-            told.append(getattr((await records.read_peers(peer.transport, "r")).get("a"), "sync_every", None))
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(tells(20), WITHIN_S)
-    due = (await peer.merge(measures=True))["due"]
-    await peer.contribute(due, weight=4.0, samples=4, every=4)
-    await asyncio.wait_for(tells(4), WITHIN_S)

@@ -19,7 +19,6 @@ from p2p_diloco.core.events import Release
 from p2p_diloco.core.exchange import ENDED, LEFT
 from p2p_diloco.node import trainer
 from p2p_diloco.node.ledger import STALENESS_FROM, SubmissionLog
-from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.conftest import MemoryPeer, entered, stop
@@ -118,20 +117,6 @@ async def test_the_same_where_the_leader_dies_in_the_midst_of_a_buffer() -> None
 
 
 @awaited
-async def test_full_buffers_are_synchronous_rounds() -> None:
-    """Three peers, N = 3, 12 given pseudo-gradients in any order within a round: after each full buffer θ is what a
-    synchronous round on their mean makes of it."""
-    draw, synchronous = random.Random(5), OuterOptimizer("sgd", 1.0, 0.9)
-    peers = await entered("abc", buffered(3))
-    theta, state = torch.zeros(1), synchronous.init_state(1)
-    for _ in range(4):
-        grads = [draw.gauss(0.0, 1.0) for _ in peers]
-        theta, state = synchronous.step(theta, state, torch.tensor([sum(grads) / 3]))
-        found = [await submit(peers[number], grads[number]) for number in draw.sample(range(3), 3)]
-        assert found[-1] == pytest.approx(theta.item(), rel=1e-5)
-
-
-@awaited
 async def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(tmp_path: Path) -> None:
     """Delayed Nesterov, N = 3: after four submissions both peers end, and start again from their checkpoints. θ,
     momentum, the buffer with one submission in it, its count and what is counted of whom are there again."""
@@ -165,9 +150,9 @@ async def test_a_wait_is_told_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_staleness_is_counted_by_bins() -> None:
-    """Each submission that was counted is in one bin, by its staleness; one that was not is among the
-    refused, unless the run ended before it came."""
+def test_a_log_of_submissions_counts_and_adjusts() -> None:
+    # Staleness is counted by bins. Each submission that was counted is in one bin, by its staleness; one that was
+    # not is among the refused, unless the run ended before it came.
     submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in (0, 5, 64, 1000):
         submissions.ends(Release(sent=True, staleness=behind))
@@ -178,10 +163,9 @@ def test_staleness_is_counted_by_bins() -> None:
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}
     assert found == {0: 1, 4: 1, 64: 2}
 
-
-def test_slower_peers_make_fewer_steps() -> None:
-    """With dylu a peer's number of steps follows the table of speeds. If the run's H changes, its number changes by the
-    same ratio at once, and follows the table from then on. Without dylu, it is the run's."""
+    # Slower peers make fewer steps. With dylu a peer's number of steps follows the table of speeds. If the run's
+    # H changes, its number changes by the same ratio at once, and follows the table from then on. Without dylu,
+    # it is the run's.
     plain, submissions = (SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=dylu)) for dylu in (False, True))
     assert plain.adjust(1.0, {"b": 10.0}) == submissions.adjust(0.0, {"b": 10.0}) == ""
     assert plain.steps == submissions.steps == 500

@@ -81,25 +81,6 @@ async def test_theta_stays_while_one_reading_follows_another() -> None:
     await until(lambda: not one.memory.theta.equal(before))
 
 
-@awaited
-async def test_epoch_and_digest_are_of_what_was_merged() -> None:
-    """Two trainers that have merged the same epoch are told the same digest; a later epoch has another one."""
-    network = MemoryNetwork()
-    one, two = MemoryPeer(network, "a", QUICK), MemoryPeer(network, "b", QUICK)
-    await one.enter()
-    await one.exchange(1.0)
-    await two.enter()
-    before = await two.merge()
-    same = await one.merge()
-    assert (before["epoch"], before["digest"]) == (same["epoch"], same["digest"])
-    two.tell("pause", on=True)
-    await two.stop()
-    await one.exchange(1.0)
-    after = await one.merge()
-    assert after["epoch"] > before["epoch"]
-    assert after["digest"] != before["digest"]
-
-
 @pytest.mark.parametrize("stands", [True, False])
 @awaited
 async def test_a_trainer_hears_where_its_base_is(stands: bool) -> None:

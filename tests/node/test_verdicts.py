@@ -25,7 +25,8 @@ def found(verdicts: Verdicts, *owners: str, now: float = 0.0) -> list[str]:
     return [case.owner for case in verdicts.settle(lambda owner: {"z"})]
 
 
-def test_a_finding_expels_once_another_peer_has_found_the_same() -> None:
+def test_a_finding_expels_if_another_peer_confirms_it() -> None:
+    # a finding expels once another peer has found the same
     verdicts = Verdicts(10.0)
     assert found(verdicts, "b") == []
     verdicts.accused("b", "c")
@@ -33,22 +34,19 @@ def test_a_finding_expels_once_another_peer_has_found_the_same() -> None:
     assert verdicts.expelled == {"b": "a lie"}
     assert found(verdicts, "b") == []
 
-
-def test_no_accusation_expels_without_a_finding_of_this_peer() -> None:
+    # no accusation expels without a finding of this peer
     verdicts = Verdicts(10.0)
     verdicts.accused("b", "c")
     assert found(verdicts) == []
     assert found(verdicts, "d") == []
     assert found(verdicts, "b") == ["b"]
 
-
-def test_where_no_other_peer_could_find_it_a_finding_expels_at_once() -> None:
+    # where no other peer could find it a finding expels at once
     verdicts = Verdicts(10.0)
     verdicts.finds(case("b"), "a lie", 0.0)
     assert [case.owner for case in verdicts.settle(lambda owner: set())] == ["b"]
 
-
-def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_it_is() -> None:
+    # a finding that is not confirmed becomes overdue and expels still when it is
     verdicts = Verdicts(10.0)
     found(verdicts, "b", "c")
     assert verdicts.overdue(10.0) == []
@@ -59,8 +57,7 @@ def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_i
     assert verdicts.doubt == ""
     assert verdicts.overdue(10.1) == ["b"]
 
-
-def test_a_peer_that_accused_wrongly_confirms_nothing() -> None:
+    # a peer that accused wrongly confirms nothing
     verdicts = Verdicts(10.0)
     verdicts.accused("b", "c")
     verdicts.accused("d", "c")
@@ -68,9 +65,22 @@ def test_a_peer_that_accused_wrongly_confirms_nothing() -> None:
     assert verdicts.mistaken == {"c"}
     assert found(verdicts, "b", "d") == []
 
+    # A finding that nothing proves is dropped if no other peer confirms it. Perhaps only this peer was not shown
+    # what the commit was made of. It does not doubt itself for that.
+    verdicts = Verdicts(10.0)
+    verdicts.finds(case("b", proves=False), "it hides", 0.0)
+    verdicts.finds(case("c"), "a wrong mean", 0.0)
+    assert found(verdicts) == []
+    assert verdicts.overdue(10.1) == ["c"]
+    verdicts.accused("b", "d")
+    assert found(verdicts) == []
+    verdicts.accused("c", "d")
+    assert found(verdicts) == ["c"]
 
-def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
-    """The newest is kept however long it is. A lie that nothing shows is told only while others can find it."""
+
+def test_what_is_remembered_of_proofs_and_accusations_is_bounded() -> None:
+    # The proofs that are kept are bounded in number and size. The newest is kept however long it is. A lie that
+    # nothing shows is told only while others can find it.
     verdicts = Verdicts(10.0)
     for n in range(PROOFS_MAX + 2):
         verdicts.accused(f"p{n}", "c")
@@ -85,9 +95,8 @@ def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
     assert [kept.owner for kept in verdicts.to_tell()] == ["long"]
     assert len(verdicts.expelled) == PROOFS_MAX + 4
 
-
-def test_of_each_peer_only_the_last_accusations_are_remembered() -> None:
-    """A peer that accuses everybody displaces no other peer's accusations, and none count of a peer that is gone."""
+    # Of each peer only the last accusations are remembered. A peer that accuses everybody displaces no other
+    # peer's accusations, and none count of a peer that is gone.
     verdicts = Verdicts(10.0)
     verdicts.accused("b", "d")
     for n in range(CLAIMED_MAX + 1):
@@ -98,30 +107,17 @@ def test_of_each_peer_only_the_last_accusations_are_remembered() -> None:
     assert found(verdicts, "p2") == []
 
 
-def test_a_finding_that_nothing_proves_is_dropped_if_no_other_peer_confirms_it() -> None:
-    """Perhaps only this peer was not shown what the commit was made of. It does not doubt itself for that."""
-    verdicts = Verdicts(10.0)
-    verdicts.finds(case("b", proves=False), "it hides", 0.0)
-    verdicts.finds(case("c"), "a wrong mean", 0.0)
-    assert found(verdicts) == []
-    assert verdicts.overdue(10.1) == ["c"]
-    verdicts.accused("b", "d")
-    assert found(verdicts) == []
-    verdicts.accused("c", "d")
-    assert found(verdicts) == ["c"]
-
-
 # -- contact
 
 
-def test_a_peer_that_was_missing_once_counts_anew() -> None:
+def test_contact_is_without_a_break() -> None:
+    # a peer that was missing once counts anew
     contact = Contact(1.0)
     for now, alive in enumerate(["ab", "ab", "a", "ab"]):
         contact.look(alive, float(now))
     assert (contact.since("a"), contact.since("b"), contact.since("c")) == (0.0, 3.0, math.inf)
 
-
-def test_a_suspension_of_this_process_is_a_break_with_all() -> None:
+    # a suspension of this process is a break with all
     contact = Contact(1.0)
     for now in (0.0, 1.0, 2.9):  # as late as a busy machine
         contact.look("a", now)

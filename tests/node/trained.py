@@ -52,21 +52,14 @@ class Trained:
         self.peer.tell("have read", loaded=list(blends))
         return load
 
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self._step()
-            self.peer.memory.steps += 1
-
-    async def exchange(self, steps: int = 1, *, later: int = 0) -> None:
-        """Train and send the fragment that is due. Train `later` more steps, then wait for the result and merge it."""
-        self.train(steps)
+    async def exchange(self) -> None:
+        """Make a step, send the fragment that is due, and merge the result."""
+        self._step()
+        self.peer.memory.steps += 1
         load = await self.merge(sends=True)
         weight, _ = self.progress.weigh(load["due"])
-        asked = {"weight": weight, "samples": steps, "stands": not later, "every": 1, "uses": []}
-        self.peer.tell("contribute", n=1000, fragment=load["due"], **asked)
-        self.progress.send(load["due"], steps)
-        self.train(later)
-        assert (await self.peer.hear("release"))["sent"]
+        self.progress.send(load["due"], 1)
+        assert (await self.peer.contribute(load["due"], weight=weight))["sent"]
         await self.merge(load["due"])
 
     async def state(self) -> dict[str, Tensor]:

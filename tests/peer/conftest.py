@@ -13,7 +13,6 @@ from swarm import Member, Swarm
 
 from p2p_diloco.peer import peer as peers
 
-TRAINEE = Path(__file__).with_name("trainee.py")
 RUN = {
     "sync_every": 2,
     "outer_lr": 1.0,
@@ -25,11 +24,11 @@ RUN = {
 
 
 class Trainees(Swarm):
-    """Processes of `trainee.py` in one run. The others join through the first."""
+    """Processes of `train.py` in one run. The others join through the first."""
 
     def start(self, name: str, delta: float = 1.0, *, config: dict[str, Any] | None = None, **options: Any) -> Member:
         """Start a peer; the first one's addresses are waited for."""
-        member = super().start(name, str(TRAINEE), delta=delta, config=RUN if config is None else config, **options)
+        member = super().start(name, delta=delta, config=RUN if config is None else config, **options)
         self.addresses = self.addresses or member.wait_for("in")["addresses"]
         return member
 

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.carry import OLD, Outcome
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.node.shared import SharedMemory, create
 from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-COUNTED, KEPT, GIVEN_UP = Outcome(counted=True), Outcome(), Outcome(dropped=OLD)
+COUNTED, KEPT = Outcome(counted=True), Outcome()
 
 
 class ScriptedNode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,18 +12,22 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from swarm import PROGRAMS
 from torch import Tensor
 
 from p2p_diloco import Peer, PeerConfig, UsageError
 from p2p_diloco.cli import carry_out
-from tests.peer.trainee import Tied
+
+sys.path.insert(0, str(PROGRAMS))
+
+from train import Tied
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
 def epoch_of(peers: Sequence[Any], number: int) -> dict[str, Any]:
     """What a peer said of its global state at this epoch."""
-    line: dict[str, Any] = peers[0].wait_for("epoch", epoch=number)
+    line: dict[str, Any] = peers[0].wait_for("values", epoch=number)
     return line
 
 
@@ -54,7 +59,7 @@ def observe(swarm: Any, peers: Sequence[Any]) -> None:
                 needs_training()
         last = observer.epoch
     assert parameters(observer.global_state_dict()) == parameters(epoch_of(peers, last)["theta"])
-    peers[1].wait_for("epoch", epoch=last + 2)
+    peers[1].wait_for("values", epoch=last + 2)
 
 
 def test_a_run_is_read_while_it_goes_on_and_after_its_end(
@@ -72,9 +77,12 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     key = str(tmp_path / "key")
     saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000, "identity_path": key}
     config = {**run_config, "start_peers": 2}
-    a = swarm.start("a", 1.0, config=config, kind="tied", step_s=0.2, local=saved, stays=True)
-    peers = [a, swarm.start("b", 3.0, config={}, kind="tied", step_s=0.2)]  # rounds last some tenths of a second
-    peers[0].wait_for("epoch", epoch=1)
+    a = swarm.start("a", 1.0, config=config, kind="tied", values=True, step_s=0.2, local=saved, stays=True)
+    peers = [
+        a,
+        swarm.start("b", 3.0, config={}, kind="tied", values=True, step_s=0.2),
+    ]  # rounds last some tenths of a second
+    peers[0].wait_for("values", epoch=1)
     run = ["--initial-peers", *swarm.addresses, "--run-id", "test", "--logs", "plain"]
 
     told = exported("--out", str(tmp_path / "live"), *run)

@@ -199,43 +199,31 @@ def test_parameters_that_are_given_to_the_optimizer_later_are_looked_for(caplog:
     assert "SGD also trains 2 parameters that are not in the model" in message
 
 
-def train(weight: nn.Parameter, masters: list[float], pull: float, *, keeps_masters: bool) -> None:
-    """A step by `pull`; with masters, of the optimizer's own copy, which then goes into the model."""
-    with torch.no_grad():
-        if keeps_masters:
-            masters[0] += pull
-            weight.fill_(masters[0])
-        else:
-            weight.add_(pull)
-
-
-def rounds(every: int, lr: float, *, keeps_masters: bool) -> None:
-    """Five rounds of a peer, alone, and one step more. Each step moves the weights by 1."""
+@pytest.mark.parametrize(
+    ("every", "lr", "keeps_masters"),
+    [
+        *((every, -1.0, True) for every in (10, 40)),
+        *((every, lr, False) for every, lr in [(1, -1.0), (2, 0.5), (10, -1.0), (10, 0.9), (10, 1.0), (10, 1.3)]),
+    ],
+)
+def test_an_optimizer_that_undoes_merges_is_told_once(
+    every: int, lr: float, keeps_masters: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps a copy of the weights, which goes into the model at the next step. A merge moves them to the other side,
+    as if the others pulled there; the next step moves them back. An ordinary step may end where the weights were before
+    the merge, if others pull the other way or the outer learning rate is low; it is as long as the steps before it."""
     hook, node, model = hooked(sync_every=every)
     node.lr = lr
     watch = Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     hook._local.merging = watch.merging  # type: ignore[attr-defined]
-    masters = [[0.0], [0.0]]
-    for _ in range(5 * every + 1):
-        for weight, own in zip(model.parameters(), masters, strict=True):
-            train(weight, own, 1.0, keeps_masters=keeps_masters)
+    for number in range(5 * every + 1):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.fill_(number + 1.0) if keeps_masters else weight.add_(1.0)
         watch.step()
         hook.step()
-
-
-@pytest.mark.parametrize("every", [10, 40])
-def test_an_optimizer_that_undoes_merges_is_told_once(every: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A merge moves the weights to the other side, as if the others pulled there; the next step moves them back."""
-    rounds(every, -1.0, keeps_masters=True)
-    assert caplog.text.count("SGD undoes each merge") == 1
-
-
-@pytest.mark.parametrize(("every", "lr"), [(1, -1.0), (2, 0.5), (10, -1.0), (10, 0.9), (10, 1.0), (10, 1.3)])
-def test_a_step_that_happens_to_lead_back_is_not_told(every: int, lr: float, caplog: pytest.LogCaptureFixture) -> None:
-    """An ordinary step may end where the weights were before the merge, if others pull the other way or the outer
-    learning rate is low; it is as long as the steps before it."""
-    rounds(every, lr, keeps_masters=False)
-    assert caplog.text == ""
+    assert caplog.text.count("SGD undoes each merge") == keeps_masters
+    assert keeps_masters or caplog.text == ""
 
 
 class Keeps(torch.optim.SGD):
@@ -299,9 +287,7 @@ def entered(session: SimpleNamespace, watch: Watch, parts: tuple[Any, Any]) -> P
 
 
 @pytest.mark.parametrize("asked", [0, ASKED])
-def test_training_without_a_step_is_told_once(
-    asked: int, no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_without_steps_is_told(asked: int, no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """While the loop asks for the run's end, or else on leaving, with the optimizer that was given."""
     model, optimizer = parts()
     peer = entered(no_node, Watch(model, optimizer), (model, optimizer))
@@ -314,9 +300,7 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
-def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
-    no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
     a wrapper moves the weights once more, or the program loads others, and then leaves."""
     model, optimizer = parts()

@@ -221,8 +221,9 @@ class SteppedInBackward:
         self.model(torch.ones(4, 2)).sum().backward()
 
 
-def test_a_step_within_a_backward_pass_is_followed_when_the_pass_has_ended() -> None:
-    """Whichever optimizer it is: an exchange would change parameters that the pass still needs."""
+def test_what_follows_a_step_comes_after_a_backward_pass() -> None:
+    # A step within a backward pass is followed when the pass has ended. Whichever optimizer it is: an exchange
+    # would change parameters that the pass still needs.
     for which in range(4):
         training, calls = SteppedInBackward(), list[int]()
 
@@ -242,9 +243,7 @@ def test_a_step_within_a_backward_pass_is_followed_when_the_pass_has_ended() -> 
         training.backward()
         assert len(calls) == 3
 
-
-def test_what_follows_a_step_may_fail() -> None:
-    """Within a backward pass the error comes out of it."""
+    # What follows a step may fail. Within a backward pass the error comes out of it.
     training = SteppedInBackward()
 
     def fail() -> None:
@@ -253,6 +252,17 @@ def test_what_follows_a_step_may_fail() -> None:
     after_each_step(next(iter(training.optimizers.values())), fail)
     with pytest.raises(UsageError, match="no"):
         training.backward()
+
+    # A wrapper that leaves out torch's init is followed. Torch itself calls no hook of it, or has no place to put
+    # one.
+    calls: list[int] = []
+    wrapper = Wrapper(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+    stop = after_each_step(wrapper, lambda: calls.append(1))
+    wrapper.step()
+    wrapper.step()
+    stop()
+    wrapper.step()
+    assert calls == [1, 1]
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -263,15 +273,3 @@ class Wrapper(torch.optim.Optimizer):
 
     def step(self, closure: object = None) -> None:
         self.base.step()
-
-
-def test_a_wrapper_that_leaves_out_torchs_init_is_followed() -> None:
-    """Torch itself calls no hook of it, or has no place to put one."""
-    calls: list[int] = []
-    wrapper = Wrapper(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
-    stop = after_each_step(wrapper, lambda: calls.append(1))
-    wrapper.step()
-    wrapper.step()
-    stop()
-    wrapper.step()
-    assert calls == [1, 1]

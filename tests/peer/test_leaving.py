@@ -162,19 +162,18 @@ def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None
     return float(clock.now)
 
 
-def test_a_peer_alone_stays_until_another_has_the_state_or_for_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
-    """It says first what it waits for and how to skip it, and leaves as soon as another peer has the state. If nobody
-    comes, the last warning says so, and how a run waits for a second peer."""
+def test_a_peer_alone_stays_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    # A peer alone stays until another has the state or for a limited time. It says first what it waits for and
+    # how to skip it, and leaves as soon as another peer has the state. If nobody comes, the last warning says so,
+    # and how a run waits for a second peer.
     assert stays([False, False, True]) == 2 * LOOK_EVERY_S
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert all(part in warning for part in ("trained the run main alone", "exit_timeout=60 s", "^C"))
     assert stays([]) == 60.0
     assert "start_peers=2" in caplog.messages[-1]
 
-
-def test_an_interrupt_or_a_fault_of_the_node_ends_the_stay() -> None:
-    """^C skips it, and the program goes on. A signal that ends programs still does."""
-
+    # An interrupt or a fault of the node ends the stay. ^C skips it, and the program goes on. A signal that ends
+    # programs still does.
     def interrupted(number: int) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
             raise KeyboardInterrupt(number)

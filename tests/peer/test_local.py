@@ -294,10 +294,49 @@ def trainer(mean: float = 0.0, var: float = 1.0, seen: int = 0, dtype: torch.dty
     return Trainer(model)
 
 
-def test_a_newcomer_without_progress_takes_the_global_values() -> None:
-    """Even if its own counter is higher."""
+def test_buffers_are_loaded_and_sent_as_the_run_has_them() -> None:
+    # A newcomer without progress takes the global values. Even if its own counter is higher.
     one = trainer(0.5, 2.0, 100)
     assert one.merge(Blend.ALL, one.becomes(0.25, 1.5, 3)) == (0.25, 1.5, 3)
+
+    # A short dtype loses nothing of what does not change. A peer in fp16 sends the global values back as they
+    # were, not as it has rounded them.
+    one = trainer(dtype=torch.float16)
+    kept = one.becomes(1 / 3, 1.1, 5)
+    one.merge(Blend.NONE, kept)
+    assert one.model.held[0] != one.theta[1].item()
+    assert one.sends() == one.theta[1:].tolist()
+    one.model.norm.running_var.fill_(1.5)
+    assert one.sends()[:2] == [one.theta[1].item(), 1.5]
+
+    # A state dict has the global values in the model's dtypes. Those loaded last, not the newest and not the
+    # model's own; after leaving, too.
+    one = trainer(0.5, 1.0, 3)
+    one.model.has(0.75, 2.0, 4)
+    kept = one.becomes(0.25, 1.5, 9)
+    for _ in range(2):
+        state = with_global_values(one.model, one.local.global_values(kept))
+        assert state["norm.running_mean"].tolist() == [0.5]
+        assert state["norm.running_var"].dtype == torch.float32
+        assert state["norm.num_batches_tracked"].item() == 3
+        assert state["norm.num_batches_tracked"].dtype == torch.int64
+        one.local.keep_values(kept)
+    assert one.model.held == (0.75, 2.0, 4)
+
+    # buffers that are not contiguous and span slices
+    model = Normed()
+    model.register_buffer("table", torch.arange(12.0).view(3, 4).t())
+    layout = Layout.build(specs_of(model), slice_elements=5, buffers=buffers.specs_of(model))
+    theta, base, values = torch.zeros(3, layout.numel)
+    local = LocalModel(model, layout, theta, base, torch.zeros(layout.numel), values=values)
+    local.write_theta()
+    slices = [place.index for place in layout.slices]
+    theta[:] = torch.arange(layout.numel) + 0.0
+    local.merge(dict.fromkeys(slices, Blend.NONE))
+    start = next(start for spec, start in layout.places if spec.name == "table")
+    assert torch.equal(model.table, theta[start : start + 12].view(4, 3))
+    local.write_delta(slices)
+    assert torch.equal(values[1:], theta[1:])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -342,51 +381,9 @@ def test_a_value_that_cant_be_sent_is_replaced_by_the_global_one(bad: float) -> 
         assert one.merge(blend, kept)[0] == 0.25
 
 
-def test_a_short_dtype_loses_nothing_of_what_does_not_change() -> None:
-    """A peer in fp16 sends the global values back as they were, not as it has rounded them."""
-    one = trainer(dtype=torch.float16)
-    kept = one.becomes(1 / 3, 1.1, 5)
-    one.merge(Blend.NONE, kept)
-    assert one.model.held[0] != one.theta[1].item()
-    assert one.sends() == one.theta[1:].tolist()
-    one.model.norm.running_var.fill_(1.5)
-    assert one.sends()[:2] == [one.theta[1].item(), 1.5]
-
-
-def test_a_state_dict_has_the_global_values_in_the_models_dtypes() -> None:
-    """Those loaded last, not the newest and not the model's own; after leaving, too."""
-    one = trainer(0.5, 1.0, 3)
-    one.model.has(0.75, 2.0, 4)
-    kept = one.becomes(0.25, 1.5, 9)
-    for _ in range(2):
-        state = with_global_values(one.model, one.local.global_values(kept))
-        assert state["norm.running_mean"].tolist() == [0.5]
-        assert state["norm.running_var"].dtype == torch.float32
-        assert state["norm.num_batches_tracked"].item() == 3
-        assert state["norm.num_batches_tracked"].dtype == torch.int64
-        one.local.keep_values(kept)
-    assert one.model.held == (0.75, 2.0, 4)
-
-
 @pytest.mark.parametrize("now", [None, torch.zeros(2), torch.zeros(1, dtype=torch.int64)])
 def test_a_buffer_may_not_change_its_shape_or_kind(now: Tensor | None) -> None:
     one = trainer()
     one.model.norm.running_mean = now
     with pytest.raises(UsageError, match=r"buffer=norm\.running_mean was .* when the run was entered, .*buffers=local"):
         one.sends()
-
-
-def test_buffers_that_are_not_contiguous_and_span_slices() -> None:
-    model = Normed()
-    model.register_buffer("table", torch.arange(12.0).view(3, 4).t())
-    layout = Layout.build(specs_of(model), slice_elements=5, buffers=buffers.specs_of(model))
-    theta, base, values = torch.zeros(3, layout.numel)
-    local = LocalModel(model, layout, theta, base, torch.zeros(layout.numel), values=values)
-    local.write_theta()
-    slices = [place.index for place in layout.slices]
-    theta[:] = torch.arange(layout.numel) + 0.0
-    local.merge(dict.fromkeys(slices, Blend.NONE))
-    start = next(start for spec, start in layout.places if spec.name == "table")
-    assert torch.equal(model.table, theta[start : start + 12].view(4, 3))
-    local.write_delta(slices)
-    assert torch.equal(values[1:], theta[1:])

@@ -144,8 +144,8 @@ def test_an_early_end_and_a_late_one_are_told_once(caplog: pytest.LogCaptureFixt
         Stream(Counting(7), 10, "train")[7]
 
 
-def test_a_stream_that_raises_has_not_ended() -> None:
-    """The generator is over, and the samples are not: they are read again."""
+def test_passes_of_a_stream_must_agree() -> None:
+    # A stream that raises has not ended. The generator is over, and the samples are not: they are read again.
     faults = [True]
 
     def faulty() -> Iterator[int]:
@@ -159,19 +159,9 @@ def test_a_stream_that_raises_has_not_ended() -> None:
         one.__getitems__([4])
     assert one.__getitems__([4, 5]) == [4, 5]
 
-
-@pytest.mark.parametrize("source", [iter(range(10)), (n for n in range(10)), Once(), Once().__iter__])
-def test_what_can_be_read_only_once_is_refused(source: Any) -> None:
-    """A peer must be able to read what another one has left. No sample of it is taken."""
-    with pytest.raises(UsageError, match="can be read only once; give an object whose `__iter__` begins anew"):
-        data_set(source, "train", 1, "", 10)
-    if isinstance(source, Iterator):
-        assert len([*source]) == 10
-
-
-def test_a_second_pass_that_has_less_is_an_error() -> None:
-    """Else all that is left would count as used without a word. Once a pass had a sample, each later pass of the epoch
-    must have it, and each epoch needs one. Epochs may be of different lengths."""
+    # A second pass that has less is an error. Else all that is left would count as used without a word. Once a
+    # pass had a sample, each later pass of the epoch must have it, and each epoch needs one. Epochs may be of
+    # different lengths.
     source = Counting(8)
     one = Stream(source, 10, "train")
     assert one.__getitems__([7]) == [7]
@@ -184,6 +174,15 @@ def test_a_second_pass_that_has_less_is_an_error() -> None:
         one.__getitems__([4])
     with pytest.raises(UsageError, match="ends before sample 0 in this pass"):
         one.__getitems__([10])
+
+
+@pytest.mark.parametrize("source", [iter(range(10)), (n for n in range(10)), Once(), Once().__iter__])
+def test_what_can_be_read_only_once_is_refused(source: Any) -> None:
+    """A peer must be able to read what another one has left. No sample of it is taken."""
+    with pytest.raises(UsageError, match="can be read only once; give an object whose `__iter__` begins anew"):
+        data_set(source, "train", 1, "", 10)
+    if isinstance(source, Iterator):
+        assert len([*source]) == 10
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_what_makes_no_peer_is_refused(given: tuple[Any, Any], settings: dict[st
         Peer(*given, **settings)
 
 
-def test_a_peer_outside_its_run_says_so() -> None:
-    """Before entering, what needs the run is an error with the mend, not a crash."""
+def test_a_peer_belongs_to_its_run_and_process() -> None:
+    # A peer outside its run says so. Before entering, what needs the run is an error with the mend, not a crash.
     model, optimizer = parts()
     peer = Peer(model, optimizer, run_id="x", config=RunConfig(sync_every=3))
     for what in ("epoch", "digest", "global_step", "finished", "peers", "plan", "config", "metrics"):
@@ -64,15 +64,13 @@ def test_a_peer_outside_its_run_says_so() -> None:
     peer.close()
     optimizer.step()
 
-
-def test_the_seed_is_the_peers_own() -> None:
-    """It follows from the identity: different on two peers, the same after a restart, and fit for torch and NumPy."""
+    # The seed is the peer's own. It follows from the identity: different on two peers, the same after a restart,
+    # and fit for torch and NumPy.
     assert seed_of("a") == seed_of("a") != seed_of("b")
     assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
 
-
-def test_a_peer_is_not_copied_and_does_not_leave_its_process() -> None:
-    """A model that holds it can be copied, as callbacks do that keep an average; what is pickled must not hold it."""
+    # A peer is not copied and does not leave its process. A model that holds it can be copied, as callbacks do
+    # that keep an average; what is pickled must not hold it.
     model, optimizer = parts()
     model.peer = Peer(model, optimizer)
     assert copy.deepcopy(model).peer is model.peer
@@ -80,9 +78,8 @@ def test_a_peer_is_not_copied_and_does_not_leave_its_process() -> None:
         with pytest.raises(UsageError, match="from this process alone; keep it out of what is pickled"):
             act(model.peer)
 
-
-def test_the_innermost_optimizer_of_the_last_counts() -> None:
-    """Of several optimizers the last one's step is an inner step; wrappers are opened."""
+    # The innermost optimizer of the last counts. Of several optimizers the last one's step is an inner step;
+    # wrappers are opened.
     _, first = parts()
     _, last = parts()
 

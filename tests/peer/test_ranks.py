@@ -113,13 +113,25 @@ def test_all_ranks_stand_where_rank_0_does(pair: Pair) -> None:
     assert (pair.leading.standing.epoch, pair.leading.standing.finished) == (7, True)
 
 
-def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
-    """Samples add up, losses are averaged over the ranks that tell one, and a report counts for one step."""
+def test_what_ranks_tell_and_save_at_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples add up, losses are averaged over the ranks that tell one, and a report counts for one step. Nothing is
+    sent of which any rank says that it may not be. If rank 0 saves its state after a step, the other ranks save theirs
+    before any of them goes on."""
     for ours, theirs in (((1.0, 3), (2.0, 4)), ((None, None), (2.0, 4)), ((None, None), (None, None))):
         pair.leading.report(*ours)
         pair.rank_n.report(*theirs)
         pair.step()
     assert pair.played.reports == [(1.5, 7), (2.0, 4), (None, None)]
+    answers: list[bool] = []
+    pair.played.does = lambda: answers.append(pair.led.write_delta([0]))
+    for doubts in ((True, True), (True, False), (False, True)):
+        for local, sound in zip(pair.locals, doubts, strict=True):
+            monkeypatch.setattr(local, "write_delta", lambda slices, kept, sound=sound: sound)
+        pair.step()
+    assert answers == [True, False, False]
+    pair.played.after = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
+    pair.step()
+    assert pair.saved == [{"epoch": 2}]
 
 
 def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,24 +159,6 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
     pair.played.does = exchange
     pair.step(rank_n)
     assert [model.w.tolist() for model in pair.models] == [[5.0, 5.0, 2.0, 3.0]] * 2
-
-
-def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
-    """Nothing is sent of which any rank says that it may not be."""
-    answers: list[bool] = []
-    pair.played.does = lambda: answers.append(pair.led.write_delta([0]))
-    for own, theirs in ((True, True), (True, False), (False, True)):
-        pair.locals[0].write_delta = lambda slices, kept, own=own: own  # type: ignore[method-assign]
-        pair.locals[1].write_delta = lambda slices, kept, theirs=theirs: theirs  # type: ignore[method-assign]
-        pair.step()
-    assert answers == [True, False, False]
-
-
-def test_all_ranks_save_at_one_step(pair: Pair) -> None:
-    """If rank 0 saves its state after a step, the other ranks save theirs before any of them goes on."""
-    pair.played.after = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
-    pair.step()
-    assert pair.saved == [{"epoch": 2}]
 
 
 def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:

@@ -63,15 +63,15 @@ def held_by(peer: str) -> Table:
     return Table(DATA, 10, (Lease(peer, 1, 0, 10, 1),))
 
 
-def test_a_loop_ends_if_only_its_own_batches_are_left() -> None:
-    """Its step is what the others wait for, so it does not wait for them."""
+def test_a_loop_ends_if_nothing_will_come() -> None:
+    # A loop ends if only its own batches are left. Its step is what the others wait for, so it does not wait for
+    # them.
     run = Run(held_by("a"))
     assert [batch.tolist() for batch in run.shard.loader(10)] == [run.shard.indices(((0, 10),))]
     assert not run.shard.complete
 
-
-def test_a_wait_for_other_peers_is_reported() -> None:
-    """While others hold what is left, the wait has a reason; it ends with the data."""
+    # A wait for other peers is reported. While others hold what is left, the wait has a reason; it ends with the
+    # data.
     run = Run(held_by("b"), held_by("b"), Table(DATA, 10))
     assert not list(run.shard.loader(10))
     assert run.shard.complete
@@ -96,25 +96,22 @@ class Opened:
         return open_shard(self, *data_set(samples, name, 1, ""), "run")  # type: ignore[arg-type]
 
 
-def test_the_second_call_gives_the_same_shard() -> None:
-    """A new one would not know of the steps that the node has not heard of, and their samples would come again."""
+def test_a_data_set_is_opened_once_and_as_the_run_has_it() -> None:
+    # The second call gives the same shard. A new one would not know of the steps that the node has not heard of,
+    # and their samples would come again.
     session = Opened()
     assert session.open(10) is session.open(10)
     with pytest.raises(ConfigError, match="other values"):
         session.open(11)
 
-
-def test_a_fifth_data_set_is_refused() -> None:
-    """No commit would ever give samples of it."""
+    # A fifth data set is refused. No commit would ever give samples of it.
     session = Opened()
     for name in "abcd":
         session.open(10, name)
     with pytest.raises(ConfigError, match="one data set too many"):
         session.open(10, "e")
 
-
-def test_a_mistake_can_be_mended() -> None:
-    """A data set that differs from the run's is refused, and then the right one is taken."""
+    # A mistake can be mended. A data set that differs from the run's is refused, and then the right one is taken.
     session = Opened()
     session.tables = (Table(DATA),)
     with pytest.raises(ConfigError, match="length"):

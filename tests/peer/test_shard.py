@@ -86,8 +86,9 @@ def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
     assert run.shard.epoch == EPOCHS
 
 
-def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
-    """The error reaches the loop; what was drawn with the sample stays in the stock."""
+def test_a_loop_loses_and_repeats_nothing() -> None:
+    # An unreadable sample is reported and nothing else is lost. The error reaches the loop; what was drawn with
+    # the sample stays in the stock.
     run = Run(broken=17)
 
     def train() -> None:
@@ -100,9 +101,8 @@ def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
     run.shard.begin(0)
     assert not minus(run.leased, run.shard.free)
 
-
-def test_a_wrapper_that_fetches_ahead() -> None:
-    """With `ahead=1` the last delivered batch belongs to the next step. A loop that is left gives it back."""
+    # A wrapper that fetches ahead. With `ahead=1` the last delivered batch belongs to the next step. A loop that
+    # is left gives it back.
     run = Run(each=50)
     loader = run.shard.loader(5, ahead=1)
     batches = iter(loader)
@@ -112,10 +112,8 @@ def test_a_wrapper_that_fetches_ahead() -> None:
     assert run.used == ((0, 5),)
     assert next(iter(loader)).tolist() == run.shard.indices(((5, 10),))
 
-
-def test_a_loop_ends_before_its_last_step() -> None:
-    """If no data is left but batches that are in no step yet, the loop ends, so that the step can be made; a second
-    loop without that step is an error."""
+    # A loop ends before its last step. If no data is left but batches that are in no step yet, the loop ends, so
+    # that the step can be made; a second loop without that step is an error.
     run, loops = Run(), 0
     while not run.shard.complete:
         loops += 1
@@ -131,9 +129,8 @@ def test_a_loop_ends_before_its_last_step() -> None:
     with pytest.raises(UsageError, match="in no step"):
         next(iter(run.shard.loader(20)))
 
-
-def test_a_newer_loop_ends_an_older_one() -> None:
-    """Two loops at a time over one shard would take each other's batches, so the older one is refused."""
+    # A newer loop ends an older one. Two loops at a time over one shard would take each other's batches, so the
+    # older one is refused.
     run = Run()
     older, newer = iter(run.shard.loader(5)), iter(run.shard.loader(5))
     next(older), next(newer)

@@ -106,6 +106,7 @@ def opened(behind: Behind, wait_s: float = 10.0) -> Slices:
 
 
 def test_slices_are_files_and_samples_their_lines(behind: Behind) -> None:
+    # slices are files, and samples their lines
     slices = opened(behind)
     assert len(slices) == len(behind.stub.pieces) > 10
     assert slices[2].read_bytes() == behind.stub.pieces[2].read()
@@ -115,6 +116,15 @@ def test_slices_are_files_and_samples_their_lines(behind: Behind) -> None:
     with pytest.raises(IndexError):
         slices[len(slices)]
     assert os.stat(Path(behind.path).parent).st_mode & 0o077 == 0, "only this user can enter"
+
+    # the node's error is raised here
+    with pytest.raises(Refused, match="slices=other is the name of several data sets; stop one"):
+        open_slices(behind.path, "other", "", 10.0)
+
+    # a slice that was removed before it was read is asked for again
+    behind.stub.gone = {0}
+    assert opened(behind).samples[0] == "0"
+    assert behind.stub.got[-2:] == [0, 0]
 
 
 def test_each_sample_comes_once_an_epoch_and_a_slice_at_a_time(behind: Behind) -> None:
@@ -158,12 +168,6 @@ def test_workers_of_a_loader_ask_for_themselves(behind: Behind) -> None:
     assert samples[99] == pickle.loads(pickle.dumps(samples))[99] == "99"
 
 
-def test_a_slice_that_was_removed_before_it_was_read_is_asked_for_again(behind: Behind) -> None:
-    behind.stub.gone = {0}
-    assert opened(behind).samples[0] == "0"
-    assert behind.stub.got == [0, 0]
-
-
 def test_a_wait_is_told_and_ends(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     """The error has the last reason; a later question is not answered with what was late."""
     slices = opened(behind, wait_s=0.3)
@@ -174,11 +178,6 @@ def test_a_wait_is_told_and_ends(behind: Behind, caplog: pytest.LogCaptureFixtur
     assert caplog.text.count("waits for slice 7 of 'corpus'") == 1
     behind.stub.stands = False
     assert slices[8].name == "slice8"
-
-
-def test_the_nodes_error_is_raised_here(behind: Behind) -> None:
-    with pytest.raises(Refused, match="slices=other is the name of several data sets; stop one"):
-        open_slices(behind.path, "other", "", 10.0)
 
 
 def test_the_end_of_the_node_is_no_endless_wait(behind: Behind) -> None:

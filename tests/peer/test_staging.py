@@ -150,9 +150,7 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("used", "told"), [(True, (8, 10 + 160)), (False, (0, 0))])
-def test_the_devices_that_this_process_uses_are_counted(
-    used: bool, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_used_devices_are_counted(used: bool, told: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device of the machine is not. A process that uses none asks no further question, which would start CUDA
     and take memory of a GPU."""
 

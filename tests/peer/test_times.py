@@ -55,18 +55,6 @@ def test_where_the_time_goes(overlap_steps: int) -> None:
     assert ended == pytest.approx(time.time(), abs=600.0)
 
 
-def test_an_exchange_that_never_began_hides_nothing() -> None:
-    """The wait for it is time that training stood still; what the node did meanwhile was no exchange."""
-    clock = SimpleNamespace(now=0.0)
-    hook, node, model = hooked(clock=lambda: clock.now)
-    node.wait_for = taking(clock, 4.0, node.wait_for)  # type: ignore[method-assign]
-    node.releases, node.stood = [False, True], {"codec": 1.0}
-    step(hook, model, 4)
-    assert every_time(hook)["hidden_time_s"] == 0.5  # of the second one
-    assert (every_time(hook)["codec_time_s"], every_time(hook)["group_time_s"]) == (2.0, 6.0)
-    assert every_time(hook)["total_sync_time_s"] == 4.5
-
-
 def test_the_log_tells_now_and_then_where_the_time_went(caplog: pytest.LogCaptureFixture) -> None:
     """The first round, then one a minute at most."""
     clock = SimpleNamespace(now=0.0)

@@ -52,8 +52,6 @@ class Liar:
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
         self.ahead = 0
         """How many epochs further than the others it says that it is."""
-        self.forks = False
-        """Whether what it says it holds has nothing in common with the run's history."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
         self.elected = False
         """Whether it has led."""
@@ -116,7 +114,7 @@ class Liar:
             case m.Probe() if self.present:
                 self._soon(sender, m.ProbeAck(self.summary()))
             case m.Ask(numbers=()) if self.ahead:
-                versions, links = (self.version(),), ((*(() if self.forks else self.held.links), self.heads()[0]),)
+                versions, links = (self.version(),), ((*self.held.links, self.heads()[0]),)
                 self._soon(sender, m.Told(versions, links, fresh=False))
             case m.Claim(fragment, base, term) if self.present:
                 self._soon(sender, m.Vote(fragment, base, term, sender))
@@ -327,21 +325,3 @@ ZEROS = memoryview(bytes(4 * PART))
 """The payload of a mean or a contribution, all zeros."""
 STATE_ZEROS = memoryview(bytes(8 * PART + 4 * LENGTHS_MAX))
 """The payload of a slice's state: θ, the outer momentum, and the lengths of the last means."""
-
-
-TRIES = 40
-
-
-async def until_told(member: Liar, why: str, say: Any) -> None:
-    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
-    commits without a reason, and bases change."""
-    telling = asyncio.create_task(member.field.tells(member.name, why))
-    try:
-        for _ in range(TRIES):
-            await say()
-            await asyncio.wait({telling}, timeout=0.2)
-            if telling.done():
-                break
-        await telling
-    finally:
-        telling.cancel()

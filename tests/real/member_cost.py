@@ -19,13 +19,14 @@ for a deadline at their beginning, so a short measurement shows these.
     describes  three ask all nodes what the model is, again and again
     litters  it stores junk where records lie, again and again
 
-In the last kinds a stranger asks the DHT in the nodes for much:
+In the last kinds a stranger asks for much, of the DHT in the nodes, or floods the first of them:
 
     keys     each node for 180,000 keys at once, every 4 s (4 MB)
     records  it has stored 1,000 records of 1 kB under one key at the first node, and asks that node for this key again
              and again, 600 times in each request (13 kB)
     stores   it stores 20,000 records of a few bytes at each node, in each request (1 MB)
     ids      it pings each node again and again, each time with another id of the DHT
+    floods   it opens stream after stream, over four connections
 
 Prints for each kind, as JSON: the rounds a second, their part of those of `quiet`, the processor seconds a second of
 the nodes and of the hostile member, each with its daemons, how often a second the member did its thing to a node, and
@@ -39,11 +40,15 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -52,15 +57,17 @@ from nodes import RUN_ID, SLICES, Field
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.core.messages import Ask, Probe
+from p2p_diloco.net.framing import VERSION, Bulk, Message
+from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from p2p_diloco.node.wire import Describe, Nudge
+from tests.net.attacker import attacker
 from tests.net.members import invitation, membership
 from tests.net.swarm import join
-from tests.real.costs import measured, spent
 
 WITHOUT_PAUSE = ("fetches", "nudges", "probes", "readies", "slices", "describes", "litters")
 OF_THE_DHT = ("keys", "records", "stores", "ids")
-KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE, *OF_THE_DHT)
+KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE, *OF_THE_DHT, "floods")
 TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3, "probes": 3, "describes": 3}
 """How many peers the hostile member has; else one."""
 NICE = 10
@@ -70,6 +77,38 @@ STEP_S = 0.3
 KEYS, EVERY_S = 180_000, 4.0
 RECORDS, RECORD_BYTES, NAMED = 1000, 1000, 600
 STORED = 20_000
+STREAMS = f"/p2p-diloco/{VERSION}/{RUN_ID}"
+FLOODS = [
+    (STREAMS, Message(b"?" + bytes(900)), Bulk(b"contribution", 1 << 30)),
+    (STREAMS + DIRECT,),
+    (STREAMS, Message(bytes(100))),
+    (STREAMS,),
+]
+"""The protocol and the frames of each connection's flood."""
+ENDS_S = 120.0
+
+
+def spent() -> float:
+    """The processor seconds of this process and the daemons that it has started."""
+    daemons = [child for child in psutil.Process().children() if child.name().startswith("p2pd")]
+    return time.process_time() + sum(sum(daemon.cpu_times()[:2]) for daemon in daemons)
+
+
+def measured(field: Field, seconds: float, command: Sequence[str] = ()) -> dict[str, float]:
+    """The rounds a second, the processor seconds a second of this process and its daemons, and its most memory in MB,
+    while this command does something to the nodes. It says when it begins, and may tell its own figures at its end."""
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if command else None
+    if other is not None:
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == "begins"
+    began, cost, epoch, most = time.monotonic(), spent(), field.epoch, 0.0
+    while time.monotonic() < began + seconds:
+        time.sleep(0.1)
+        most = max(most, psutil.Process().memory_info().rss / 1e6)
+    took = time.monotonic() - began
+    figures = {"rounds": round((field.epoch - epoch) / took, 2), "nodes": round((spent() - cost) / took, 2)}
+    told = "" if other is None else other.communicate(timeout=ENDS_S)[0]
+    return figures | {"MB": round(most)} | json.loads(told or "{}")
 
 
 class Seen(Field):
@@ -176,6 +215,21 @@ async def ask_the_dht(kind: str, seconds: float, addresses: list[str]) -> None:
     await eve.close()
 
 
+async def flood(kind: str, seconds: float, addresses: list[str]) -> None:
+    """Flood the node at the first address. Prints what `attack` does."""
+    async with contextlib.AsyncExitStack() as strangers:
+        victim = SimpleNamespace(peer_id=peer_of(addresses[0]))
+        ones = [await strangers.enter_async_context(attacker(victim, addresses=addresses[:1])) for _ in FLOODS]
+        print("begins", flush=True)
+        began = spent()
+        floods = [asyncio.create_task(one.flood(*said)) for one, said in zip(ones, FLOODS, strict=True)]
+        await asyncio.sleep(seconds)
+        its = round((spent() - began) / seconds, 2)
+        for task in floods:
+            task.cancel()
+        print(json.dumps({"times": round(sum([await task for task in floods]) / seconds), "its": its}), flush=True)
+
+
 def compute(seconds: float) -> None:
     """Use a core without pause."""
     print("begins", flush=True)
@@ -201,7 +255,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.attack:
         kind, *addresses = asked.attack
-        attacks = ask_the_dht if kind in OF_THE_DHT else attack
+        attacks = ask_the_dht if kind in OF_THE_DHT else flood if kind == "floods" else attack
         compute(asked.seconds) if kind == "beside" else asyncio.run(attacks(kind, asked.seconds, addresses))
         return
     quiet = 0.0

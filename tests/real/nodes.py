@@ -29,15 +29,9 @@ T = TypeVar("T")
 RUN_ID = "r"
 NUMEL, SLICES = 64, 4
 SETTINGS: dict[str, Any] = {
-    "codec": "fp32",
-    "sync_every": 1,
-    "outer_lr": 1.0,
-    "outer_momentum": 0.0,
-    "slice_elements": NUMEL // SLICES,
-    "heartbeat_interval": 0.25,
-    "heartbeat_timeout": 2.0,
-    "round_timeout": 1.0,
-}
+    "codec": "fp32", "sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "slice_elements": NUMEL // SLICES,
+    "heartbeat_interval": 0.25, "heartbeat_timeout": 2.0, "round_timeout": 1.0,
+}  # fmt: skip
 ROW_S = 100.0
 """The longest time that a row may take on a machine that does much else."""
 STEP_S = 0.05
@@ -64,8 +58,6 @@ class RealNode(MemoryPeer):
         self.digests: dict[int, str] = {}
         """Of the whole model, by epoch, as this node has merged them."""
         self.delta, self.step_s = 1.0, STEP_S
-        self.brought_forward: list[bool] = []
-        """For each of its exchanges whether a real trainer would have made it early, because of a nudge."""
         self._training: asyncio.Task[None] | None = None
 
     async def begin(self, initial_peers: list[str]) -> None:
@@ -85,7 +77,6 @@ class RealNode(MemoryPeer):
 
     async def _train(self) -> None:
         while True:
-            self.brought_forward.append(self.memory.goal > self.epoch)
             await self.exchange(self.delta)
             await asyncio.sleep(self.step_s)
 

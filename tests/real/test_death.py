@@ -24,13 +24,9 @@ FROZEN_S = 1.75 * TIMEOUT_S
 ROUNDS = 4
 """Rounds that must be complete before and after each death."""
 CONFIG = {
-    "sync_every": 4,
-    "outer_lr": 0.5,
-    "codec": "fp32",
-    "start_peers": 3,
-    "heartbeat_interval": INTERVAL_S,
+    "sync_every": 4, "outer_lr": 0.5, "codec": "fp32", "start_peers": 3, "heartbeat_interval": INTERVAL_S,
     "heartbeat_timeout": TIMEOUT_S,
-}
+}  # fmt: skip
 SMALL, LARGE = 300_000, 3_000_000
 """Parameters in each of the two slices: LARGE is for the published figures, and for every moment of a transfer."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -83,11 +82,6 @@ def test_a_founder_and_a_late_joiner_end_with_one_result(swarm: Swarm, example: 
         assert "lora-adapter/adapter_model.safetensors" in last["files"]
 
 
-def cosine(step: int) -> float:
-    """The learning rate of examples/lora.py at a step of the run, after its warm-up."""
-    return 5e-3 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) / 2
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("example", ["lora", "causal_lm", "image_classifier"])
 def test_two_ranks_under_torchrun_are_one_peer(swarm: Swarm, example: str) -> None:
@@ -112,29 +106,3 @@ def test_two_ranks_under_torchrun_are_one_peer(swarm: Swarm, example: str) -> No
     assert (first["step"], first["epoch"], first["local"]) == (STEPS, STEPS // 80, STEPS)
     assert [step for step, _ in first["rates"]] == list(range(STEPS))
     assert group.lines("in", rank=0)[0]["seed"] == group.lines("in", rank=1)[0]["seed"]
-
-
-@pytest.mark.chaos
-def test_a_killed_trainer_resumes_from_both_checkpoints(swarm: Swarm) -> None:
-    """Trainer's checkpoint has the inner optimizer and this peer's counters, `checkpoint_dir` the run's state. The run
-    goes on after its last epoch saved, with its learning rate, and ends at its last step."""
-    installed("lora")
-    text = (ROOT / "examples" / "lora.py").read_text()
-    text = text.replace('save_strategy="no"', 'save_strategy="steps", save_steps=50')
-    script, again = swarm.folder / "first.py", swarm.folder / "again.py"
-    script.write_text(text)
-    again.write_text(text.replace("trainer.train()", "trainer.train(resume_from_checkpoint=True)"))
-    local = {"checkpoint_dir": str(swarm.folder / "run"), "save_every": 1, "restart_wait": 0.0, "exit_timeout": 5.0}
-    options = {**options_of(swarm, "peer", "lora"), "local": local, "config": {**CONFIG, "start_peers": 1}}
-    first = swarm.start("first", "example.py", **{**options, "path": str(script), "holds_at": 6})
-    first.wait_for("holds")
-    first.die()
-    second = swarm.start("second", "example.py", **{**options, "path": str(again)})
-    at = second.wait_for("in")
-    assert at["epoch"] in (5, 6)
-    result = second.wait_for("result", 150.0)
-    assert result["step"] == STEPS
-    assert result["local"] == 100 + STEPS - at["step"]  # Trainer's last checkpoint was made at step 100
-    assert [step for step, _ in result["rates"]] == list(range(at["step"], STEPS))
-    assert result["rates"][0][1] == pytest.approx(cosine(at["step"]))
-    assert second.status() == 0, second.log()

@@ -8,24 +8,16 @@ over real connections.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger, until_told
-from nodes import RUN_ID, SLICES, STEP_S, Field
+from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
+from nodes import RUN_ID, SLICES, Field
 
-from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.records import BOARD
-from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.wire import Describe, Nudge
-from p2p_diloco.observe import revise
-from p2p_diloco.observe.snapshot import look
-from p2p_diloco.observe.view import lines
-from tests.net.members import KEY, invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -93,82 +85,6 @@ def test_a_stranger_says_nothing(field: Field) -> None:
     field.do(row())
 
 
-def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
-    """A state with θ = 0 and more samples than any honest one, versions of the next generation, a commit of a round
-    that another leads, and a claim of a term that no later claim could exceed. It could all be a late answer, so it
-    isn't told."""
-
-    async def row() -> None:
-        async with liar(field, "prophet") as member:
-            for _ in range(10):
-                state = await member.look()
-                version = state.version
-                forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1)
-                links = (*state.links, (forged.epoch, forged.chain))
-                await member.tell_all(Head(0, replace(state, version=forged, links=links)))
-                for number in range(SLICES):
-                    await member.tell_all(Part(0, forged, number), STATE_ZEROS)
-                raised = replace(version, generation=version.generation + 1)
-                await member.tell_all(Told((raised,), (((raised.epoch, raised.chain),),)))
-                await member.tell_all(Claim(0, (await member.look()).version, 2**40))
-                made = member.commit(member.choice((member.id, member.ready())))
-                await member.tell_all(made)
-                assert (made.version.epoch, made.version.chain) not in (await member.look()).links
-            assert not member.got(Ask)
-            votes = member.got(Vote)
-            assert votes
-            assert all(vote.leader != member.id and vote.term < 2**20 for vote in votes)
-            await field.goes_on()
-        for node in field.nodes:
-            assert node.memory.theta.abs().min() > 0
-
-    field.do(row())
-
-
-def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field) -> None:
-    """The honest peers' states don't list the member, and their samples don't grow by more than theirs."""
-
-    async def row(weight: float, samples: int) -> None:
-        async with liar(field, f"boaster-{samples}") as member:
-            member.weight, member.samples = weight, samples
-
-            async def say() -> None:
-                await member.look()
-                await member.tell(member.leader, member.contribution())
-
-            await until_told(member, "its contribution is refused: a number is out of range", say)
-            state = await member.look()
-            assert member.id not in state.roll
-            assert state.version.samples <= len(field.nodes) * state.version.epoch
-            await field.goes_on()
-
-    field.do(row(1e9, 1))
-    field.do(row(1.0, 2**40))
-
-
-def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
-    """However often they come, and from however many peers with one invitation: so H stays at half at least."""
-
-    async def row() -> None:
-        async with contextlib.AsyncExitStack() as members:
-            invited = invitation(name="hasty")
-            hasty = [await members.enter_async_context(liar(field, "hasty", invited)) for _ in range(3)]
-            began = [len(node.brought_forward) for node in field.nodes]
-            answers = list[str]()
-            while any(len(node.brought_forward) < begin + 12 for node, begin in zip(field.nodes, began, strict=True)):
-                for member in hasty:
-                    answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
-            await field.tells(
-                "hasty", "the last nudge with the sender's invitation came less than a round ago", nodes=3
-            )
-            assert "" in answers
-            for node, begin in zip(field.nodes, began, strict=True):
-                assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
-            await field.goes_on()
-
-    field.do(row())
-
-
 def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_over(field: Field) -> None:
     """Each peer computes the version, and counts only so many newcomers: it says why it does not take the commit. One
     with 500 invented peers would take room in every state for ever. The next one commits, and two that were held up
@@ -209,82 +125,3 @@ def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_ove
             return meanwhile
 
     assert abs(field.do(row())) < 1.3
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_greater_model_that_one_member_tells_is_not_taken(field: Field, forks: bool) -> None:
-    """It says that it is a thousand epochs ahead, on the run's lineage or on one of its own, and would hand over zeros
-    as parameters. Nobody asks for them, and rounds go on as before."""
-
-    async def row() -> None:
-        for node in field.nodes:
-            node.step_s = 1.0  # else no peer seems to be behind for long enough
-        async with liar(field, "usurper") as member:
-            member.ahead, member.forks = 1000, forks
-            await member.take_part()
-            await member.until(lambda: [ask for ask in member.got(Ask) if ask.fragment is None], "asked what it holds")
-            await field.goes_on(8)
-            assert not [ask for ask in member.got(Ask) if ask.fragment is not None]
-            assert field.epoch < member.version().epoch
-
-    try:
-        field.do(row())
-    finally:
-        for node in field.nodes:
-            node.step_s = STEP_S
-
-
-HUGE = 10**9
-FALSE = {"epoch": HUGE, "revision": HUGE, "revision_known": HUGE, "outer_lr": 99.0, "outer_momentum": 0.5,
-         "steps_per_second": 1e30, "sync_every": 1, "loss": 1e30, "counted_samples": 2**62}  # fmt: skip
-"""What its record tells."""
-
-
-async def tells_wonders(member: Liar) -> None:
-    """Publish a false record until cancelled, as often as an honest peer publishes its own; and beside each of the
-    others' records one in that peer's name, of another life that has ended."""
-    while True:
-        for peer in (member.id, *(node.id for node in member.field.nodes)):
-            state, life = ("training", member.incarnation) if peer == member.id else ("finished", 0)
-            status = PeerStatus(peer_id=peer, name=member.name, role="worker", state=state, time=time.time(),
-                                incarnation=life, **FALSE)  # type: ignore[arg-type]  # fmt: skip
-            await member.transport.store(BOARD.key(RUN_ID, peer), peer, status.pack(), 30.0)
-        await asyncio.sleep(0.5)
-
-
-def test_the_record_of_a_member_decides_nothing(field: Field) -> None:
-    """Its epoch, revision, speed and loss are out of all proportion, and in the others' names it says that they have
-    finished. What is shown of the run is what they say, and the run is changed and stopped as its founder asks. This
-    is the last row, because it ends the run."""
-
-    async def row() -> None:
-        asker = revise.Asker(KEY, KEY.public)
-        async with liar(field, "wonder") as member:
-            telling = asyncio.create_task(tells_wonders(member))
-            eyes = field.nodes[0].transport
-            while not any(peer.epoch == HUGE for peer in (await look(eyes, RUN_ID)).peers):
-                await asyncio.sleep(0.1)
-            seen = await look(eyes, RUN_ID)
-            assert lines(seen)
-            states = {peer.peer_id: peer.state for peer in seen.peers}
-            assert all(states[node.id] != "finished" for node in field.nodes)
-            assert 0 < seen.run.epoch < HUGE
-            assert (seen.run.revision, seen.run.outer_lr) == (0, 1.0)
-            assert seen.run.samples is not None
-            assert seen.run.samples < HUGE
-
-            changed = await revise.revise(eyes, RUN_ID, asker, {"stop_after_epochs": 10**6}, 60.0)
-            assert (changed.revision.number, changed.news) == (1, True)
-            assert {"a", "b", "c"} <= set(changed.known_by)
-            await field.goes_on()
-
-            stopped = await revise.stop(eyes, RUN_ID, asker, 60.0)
-            assert stopped.news
-            assert (stopped.settings["stop_after_epochs"] or HUGE) < 10**6
-            honest = {node.id for node in field.nodes}
-            while {peer for peer, told in (await field.statuses()).items() if told.state == "finished"} != honest:
-                await asyncio.sleep(0.1)
-            telling.cancel()
-
-    field.do(row())

@@ -115,9 +115,7 @@ FAR = {"far": True}
         pytest.param(({}, {}, FAR, FAR), {"mesh": [2, 2]}, id="two hosts, HSDP"),
     ],
 )
-def test_ranks_train_what_one_process_would(
-    swarm: Swarm, each: Sequence[dict[str, Any]], spread: dict[str, Any]
-) -> None:
+def test_ranks_train_as_one_process(swarm: Swarm, each: Sequence[dict[str, Any]], spread: dict[str, Any]) -> None:
     """A model sharded over ranks (rows uneven, too few for all, tied, frozen, not sharded), or replicated to them, on
     one host or two, and a plain peer get the parameters of two plain peers, to the bit, in each round; all ranks see
     the same steps; and the peer calls no collective, so no parameter is gathered."""

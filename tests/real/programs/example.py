@@ -93,16 +93,9 @@ def main(options: dict[str, Any]) -> None:
     peer = made["peer"] if "peer" in made else made["callback"].peer
     model = {name: value.double().sum().item() for name, value in peer.global_state_dict().items()}
     say(
-        "result",
-        loss=float(made["loss"]),
-        step=peer.global_step,
-        local=peer.metrics.local_step,
-        epoch=peer.epoch,
-        digest=digest_of(peer),
-        rates=watch.rates,
-        model=model,
-        files=[str(path) for path in Path().rglob("*")],
-    )
+        "result", loss=float(made["loss"]), step=peer.global_step, local=peer.metrics.local_step, epoch=peer.epoch,
+        digest=digest_of(peer), rates=watch.rates, model=model, files=[str(path) for path in Path().rglob("*")],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 In `sync_every` steps of the inner SGD (lr 1) each element of the parameters changes by -`delta`. If asked for, a
 `saboteur` takes the node's place. A line on stdin ends the pauses (`step_s`) between steps; from a given epoch on they
-may be others (`changes`).
+may be others (`changes`). With `stays` the peer leaves an ended run only once stdin is closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,19 @@ def peer_of(
     return Peer(model, optimizer, **given, config=options.get("config", {}) if config is None else config, local=local)
 
 
+class Tied(nn.Module):
+    """A model with a tied parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm, self.head = nn.Embedding(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+
 def build(options: dict[str, Any]) -> nn.Module:
+    if options.get("kind") == "tied":
+        return Tied()
     model = nn.Module()
     for name, shape in options.get("params", {"w": [3]}).items():
         model.register_parameter(name, nn.Parameter(torch.full(shape, options.get("theta", 0.0))))
@@ -79,10 +91,13 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
     epoch, synced, first = peer.epoch, 0, next(model.parameters())
     share = options.get("delta", 1.0) / peer.config.sync_every
     changes_at = options.get("changes", {}).get("epoch", math.inf)
-    while not peer.finished:
+    while not peer.finished and peer.metrics.local_step < options.get("steps", math.inf):
         hurry.wait(options.get("step_s", 0.0) if epoch < changes_at else options["changes"]["step_s"])
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, share)
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer += 1
         if options.get("samples"):
             peer.report(samples=options["samples"], loss=options.get("loss"))
         optimizer.step()
@@ -90,23 +105,16 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         if peer.epoch != epoch:
             epoch, took_part, synced = peer.epoch, metrics.sync_count > synced, metrics.sync_count
             digest, whole, counted = state_of(peer, epoch)
+            if options.get("values"):
+                known = {name: value.tolist() for name, value in peer.global_state_dict().items()}
+                say("values", epoch=epoch, digest=peer.digest, theta=known)
             say(
-                "epoch",
-                epoch=epoch,
-                synced=took_part and whole,
-                whole=whole,
-                digest=digest,
-                step=peer.global_step,
-                local=metrics.local_step,
-                counted=counted,
-                value=first.detach().flatten()[0].item(),
-                sync_s=metrics.last_sync_time_s,
-                waiting_s=metrics.waiting_time_s,
-                sent=metrics.bytes_sent,
-                dropped=metrics.dropped_samples,
-                peers=metrics.peers,
+                "epoch", epoch=epoch, synced=took_part and whole, whole=whole, digest=digest, step=peer.global_step,
+                local=metrics.local_step, counted=counted, value=first.detach().flatten()[0].item(),
+                sync_s=metrics.last_sync_time_s, waiting_s=metrics.waiting_time_s, sent=metrics.bytes_sent,
+                dropped=metrics.dropped_samples, peers=metrics.peers,
                 **({"theta": theta_of(peer)} if options.get("hashes") else {}),
-            )
+            )  # fmt: skip
 
 
 def main(options: dict[str, Any]) -> int:
@@ -122,22 +130,18 @@ def main(options: dict[str, Any]) -> int:
             first, epoch = next(model.parameters()).detach().flatten()[0].item(), peer.epoch
             digest, whole, _ = state_of(peer, epoch)
             say(
-                "in",
-                peer_id=peer.peer_id,
-                addresses=peer.addresses,
-                epoch=epoch,
-                step=peer.global_step,
-                value=first,
-                sync_every=peer.config.sync_every,
-                digest=digest,
-                whole=whole,
-            )
+                "in", peer_id=peer.peer_id, addresses=peer.addresses, epoch=epoch, step=peer.global_step, value=first,
+                sync_every=peer.config.sync_every, digest=digest, whole=whole,
+            )  # fmt: skip
             try:
                 train(peer, model, optimizer, options)
             finally:
                 say("leaving")
                 if peer.finished:
                     say("finished", epoch=peer.epoch, digest=peer.digest)
+                if options.get("stays"):
+                    sys.stdin.read()
+        say("after", epoch=peer.epoch, digest=peer.digest)
     except P2PDilocoError as error:
         say("error", kind=type(error).__name__, sentence=error.sentence)
         status = error.exit_code
