@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from examples.benchmarks.__main__ import main as bench
 from p2p_diloco import Peer
 from p2p_diloco.peer import inner
-from p2p_diloco.peer.devices import finish, numbered, usable
+from p2p_diloco.peer.devices import finish, memory_reserved, numbered, usable
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: there is no GPU")
 HOST = torch.device("cpu")
@@ -55,6 +58,22 @@ def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dty
         finish(where)
         told.append((torch.tensor(sound), delta, *(p.detach().cpu() for p in own.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -2 * MAGNITUDE_MAX])
+def test_what_may_not_be_sent_is_found_on_a_gpu(wrong: float) -> None:
+    """One value among millions, in either dtype."""
+    own = model(numbered("cuda"))
+    layout = Layout.build(specs_of(own))
+    local = LocalModel(own, layout, *torch.zeros(3, layout.numel))
+    local.write_theta()
+    assert local.write_delta(local.slices)
+    for p in own.parameters():
+        before = p.detach()[-2].clone()
+        p.detach()[-2] = wrong
+        assert not local.write_delta(local.slices)
+        p.detach()[-2] = before
+    assert local.write_delta(local.slices)
 
 
 def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
@@ -107,3 +126,18 @@ def test_a_script_whose_default_device_is_the_gpu_trains_in_a_run() -> None:
             state = peer.global_state_dict()
     assert {value.device for value in state.values()} == {numbered("cuda")}
     assert all(value.isfinite().all() for value in state.values())
+
+
+@pytest.mark.real
+def test_bench_measures_models_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["--device", "cuda", "--parameters", "100k", "--rounds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["device"], found["results"][0]["failed"]) == ("cuda", None)
+
+
+def test_the_memory_of_a_gpu_is_told() -> None:
+    """What torch holds, and all of the card."""
+    held = torch.zeros(2**24, device=numbered("cuda"))
+    reserved, total = memory_reserved()
+    assert held.nbytes <= reserved < total
+    assert total >= torch.cuda.get_device_properties(held.device).total_memory

@@ -118,6 +118,19 @@ def test_peers_with_ipv6_alone_exchange_directly(swarm: Swarm, internet: Interne
 
 
 @pytest.mark.chaos
+def test_four_peers_of_which_two_are_private_train(swarm: Swarm, routed: Internet) -> None:
+    """The public ones aggregate for all."""
+    seed(swarm, routed)
+    for name in ("ann", "bob"):
+        routed.public(name)
+    for name in ("one", "two"):
+        routed.private(name)
+    members = start(swarm, routed, "ann", "one", "two", "bob")
+    rounds(members)
+    assert buried(members) == []
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("both_ways", [True, False], ids=["a pair", "one way"])
 def test_a_cut_between_two_of_four_changes_nothing(swarm: Swarm, routed: Internet, both_ways: bool) -> None:
     """For a minute two of four can't reach each other, or one can't reach the other. Rounds go on with all four, nobody
