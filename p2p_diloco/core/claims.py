@@ -307,9 +307,13 @@ def _is_needless(log: FragmentLog, vote: Vote) -> bool:
 def _outvoted(log: FragmentLog) -> bool:
     """Whether more than half of the plan's owners vote for a greater claim: then nobody would serve this peer."""
     owners = set(log.held.plan.owners) - {log.me}
-    votes = {peer: (vote.term, vote.leader) for peer, vote in log.round.votes.items() if peer in owners}
-    against = {peer for peer, claim in votes.items() if claim[1] != log.me and rank(log, *claim) > present(log)}
-    return 2 * len(against) > len(owners)
+    return 2 * sum(serves_another(log, peer) for peer in owners) > len(owners)
+
+
+def serves_another(log: FragmentLog, peer: str) -> bool:
+    """Whether a peer has promised a greater claim of another: it computes no mean for this leader any more."""
+    vote = log.round.votes.get(peer)
+    return vote is not None and vote.leader != log.me and rank(log, vote.term, vote.leader) > present(log)
 
 
 def told_choice(log: FragmentLog) -> Choice | None:

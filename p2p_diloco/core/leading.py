@@ -120,8 +120,9 @@ def _owners(log: FragmentLog) -> tuple[str, ...]:
 
 
 def _may_work(log: FragmentLog, peer: str) -> bool:
-    able = peer not in log.round.excluded and claims.able(log, peer)
-    return able and (peer == log.me or not log.roster.away(peer))
+    if peer in log.round.excluded or not claims.able(log, peer):
+        return False
+    return peer == log.me or not (log.roster.away(peer) or claims.serves_another(log, peer))
 
 
 def commit(log: FragmentLog, now: float) -> list[Effect]:

@@ -190,6 +190,22 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     assert [to for to, _ in sent(effects, Ready)] == [leader]
 
 
+def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
+    """It computes no mean for the leader any more. The leader waited for it as for one whose means are on their way."""
+    world = World("ABCD", trains_s=10.0)
+    world.reach(3)
+    leader, claimant, *_ = world.peers["A"].state().plan.succession
+    owner = next(peer for peer in world.peers["A"].state().plan.owners if peer not in (leader, claimant))
+    world.rules_of_net.append(
+        lambda sender, _to, message: LOST if sender == owner and isinstance(message, Mean) else None
+    )
+    log = world.peers[leader].replica.logs[0]
+    assert world.run(30, lambda: log.phase is Phase.CLOSING)
+    world.handle(leader, e.Received(owner, Vote(0, log.held.version, 1, claimant, turn=1000)))
+    assert world.run(2.0, lambda: world.peers[leader].epoch > 3), world.tell()
+    assert owner not in [mean.owner for _, means in log.last for mean in means]
+
+
 def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     """And gives way to a candidate that is able again."""
     log = a_log("D", "A", "D")

@@ -394,8 +394,8 @@ IN_STORIES = [
     ),
     in_story(
         claims._outvoted,
-        "return 2 * len(against) > len(owners)",
-        "return bool(against)",
+        "return 2 * sum(serves_another(log, peer) for peer in owners) > len(owners)",
+        "return any(serves_another(log, peer) for peer in owners)",
         findings.test_one_refusing_owner_does_not_void_a_close,
     ),
     in_story(
@@ -601,6 +601,12 @@ IN_STORIES = [
         findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
     ),
     in_story(
+        leading._may_work,
+        " or claims.serves_another(log, peer)",
+        "",
+        by_worlds.test_an_owner_that_has_promised_another_claim_is_replaced_at_once,
+    ),
+    in_story(
         Replica._wakeup,
         "self.fetching.forgive(now)",
         "pass",
@@ -764,8 +770,8 @@ IN_STORIES = [
     ),
     in_story(
         leading._may_work,
-        "return able and (peer == log.me or not log.roster.away(peer))",
-        "return True",
+        "if peer in log.round.excluded",
+        "return True\n    if peer in log.round.excluded",
         partial(stories.test_anybody_may_die_at_any_message, Commit, 0, 0),
     ),
 ]
