@@ -210,8 +210,8 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
 
 def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Tell the author of a commit that it is held here, if one of its plans names this peer."""
-    held = Held(log.fragment, commit.version)
-    return [Send(commit.leader, held)] if is_named(log, commit) and commit.leader != log.me else []
+    word = Held(log.fragment, commit.version)
+    return [Send(commit.leader, word)] if is_named(log, commit) and commit.leader != log.me else []
 
 
 def is_named(log: FragmentLog, commit: Commit) -> bool:

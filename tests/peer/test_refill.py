@@ -3,7 +3,8 @@ and each shard of a trainer knows all of its steps."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from p2p_diloco.peer.refill import Refill, open_shard
 from p2p_diloco.peer.shard import Shard, Supply, data_set
 
 DATA = DataSet("train", 10, 1)
+CLOCK = SimpleNamespace(now=0.0)
 
 
 class Run:
@@ -28,6 +30,7 @@ class Run:
     def __init__(self, *answers: Table) -> None:
         self.answers = answers
         self.exchanges, self.reports = 0, list[str]()
+        self.done, self.waits = list[str](), list[float]()
         self.supply, self.over, self.epoch, self.commits, self.is_due = Supply(0.0), False, 1, 1, False
         refill: Any = Refill(self, self, RunConfig(), 1)  # type: ignore[arg-type]
         self.shard = Shard(DATA, data_set(10, "train", 1, "")[1], "run/train", refill)
@@ -35,16 +38,25 @@ class Run:
 
     def exchange_early(self) -> None:
         assert self.exchanges < 20, "it goes on for ever"
+        self.done.append("exchange")
         table = self.answers[min(self.exchanges, len(self.answers) - 1)]
         self.shard.hear(table, leases.held(table, "a", 1))
         self.exchanges += 1
 
-    def catch_up(self) -> None: ...
-    def merge(self) -> None: ...
-    def tell(self, kind: str, **values: Any) -> None: ...
+    def catch_up(self) -> None:
+        self.done.append("catch up")
 
-    def beside(self) -> Any:
-        return nullcontext()
+    def merge(self) -> None:
+        self.done.append("merge")
+
+    def tell(self, kind: str, **values: Any) -> None:
+        self.done.append(f"{kind} {values}")
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        began = CLOCK.now
+        yield
+        self.waits.append(round(CLOCK.now - began))
 
     def report(self, text: str) -> None:
         self.reports.append(text)
@@ -53,8 +65,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def slept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait takes time."""
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    clock = SimpleNamespace(monotonic=lambda: CLOCK.now, sleep=lambda s: setattr(CLOCK, "now", CLOCK.now + s))
     monkeypatch.setattr(refill, "time", clock)
 
 
@@ -77,6 +88,26 @@ def test_a_loop_ends_if_nothing_will_come() -> None:
     assert run.shard.complete
     assert run.reports
     assert "other peers hold all samples that are not used yet" in run.reports[-1]
+
+
+def test_it_catches_up_asks_the_others_once_and_waits_ever_longer() -> None:
+    # A newcomer has missed what the others did meanwhile, and asks them once to exchange now.
+    run = Run(Table(DATA, 10, (Lease("a", 1, 0, 10, 1),)))
+    next(iter(run.shard.loader(10)))
+    assert run.done == ["catch up", "nudge {'goal': 2}", "catch up", "exchange"]
+
+    # Where exchanges bring nothing each wait is twice as long, up to heartbeat_timeout, and ends with a merge.
+    run = Run(*[held_by("b")] * 8, Table(DATA, 10))
+    assert not list(run.shard.loader(10))
+    assert run.waits == [1, 2, 4, 8, 10, 10, 10]
+    assert [one for one in run.done if one.startswith("nudge")] == ["nudge {'goal': 2}"]
+    assert run.done.count("merge") == len(run.waits) + 1
+
+    # A newer state ends a wait at once.
+    run = Run(*[held_by("b")] * 8, Table(DATA, 10))
+    run.is_due = True
+    assert not list(run.shard.loader(10))
+    assert set(run.waits) == {0}
 
 
 class Opened:
