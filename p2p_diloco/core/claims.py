@@ -238,6 +238,8 @@ def voted(log: FragmentLog, sender: str, message: Vote) -> None:
         if message.term == round.term and round.promised is not None:
             round.promised.add(sender)
             round.votes[sender] = message
+        elif message.term == round.term:
+            round.votes.pop(sender, None)  # it held to another one, and is back
     else:
         if sender == round.leader != message.leader and message.turn > round.since:
             round.passed.add(sender)  # it held the term, and now holds to another peer

@@ -231,7 +231,9 @@ def is_far(log: FragmentLog, message: OfRound) -> bool:
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
     """Handle a commit that names this peer, or a claim, on a version not reached here: ask for the commits between."""
-    if not concerns(log, message) or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
+    if not concerns(log, message) or is_far(log, message) or log.gains(now) or log.phase is Phase.APPLYING:
+        return []  # it comes already, or nobody keeps it
+    if now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
         return []  # asked lately: each answer may hold several commits
     log.round.asked[sender] = now
     return [Send(sender, Want(log.fragment, log.held.version, What.NEWS))]

@@ -252,7 +252,7 @@ class Replica:
             case m.Stale():
                 self.own.refused(sender, message)
                 return effects + self._follow(sender, message, now)
-            case m.Commit() | m.Claim() if (
+            case m.Commit() if (
                 self.rules.asynchronous and self.logs[message.fragment].relation(message.base) == "ahead"
             ):
                 effects += self._follow(sender, message, now)
@@ -273,15 +273,12 @@ class Replica:
         self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
         return [e.Send(sender, part_of(log, number)) for number in whole]
 
-    def _follow(self, sender: str, message: m.Commit | m.Claim | m.Stale, now: float) -> list[e.Effect]:
-        """In asynchronous mode, fetch the state of the leader that answers a submission with a version far ahead, or
-        that names this peer in a commit which it can't reach by those between."""
-        log, version = self.logs[message.fragment], message.base if isinstance(message, m.Claim) else message.version
-        if log.phase not in (Phase.COLLECTING, Phase.LACKING) or log.relation(version) != "ahead":
-            return []
-        far = not isinstance(message, m.Stale) and holding.is_far(log, message) and not self.roster.doubted(sender, now)
-        answers = self.own.fragment == log.fragment and sender in (self.own.handed.get(-1), self.own.going.get(-1))
-        if self.fetching.under_way or not (far or (answers and log.phase is Phase.COLLECTING)):
+    def _follow(self, sender: str, message: m.Commit | m.Stale, now: float) -> list[e.Effect]:
+        """In asynchronous mode, fetch the state of the leader that answers a submission with a version far ahead."""
+        log = self.logs[message.fragment]
+        has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        asks = self.own.fragment == log.fragment and has_it and log.phase is Phase.COLLECTING
+        if not asks or log.relation(message.version) != "ahead" or self.fetching.under_way:
             return []  # `_settle` tries again once what is under way has come
         return self.fetching.begin([log.fragment], [sender], now, together=False)
 

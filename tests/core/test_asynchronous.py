@@ -94,6 +94,29 @@ def test_a_dead_leader_is_followed_at_once(moment: float) -> None:
     assert world.run(2.0, lambda: max(peer.epoch for peer in others) > epoch + 1), world.tell()
 
 
+def test_after_a_split_a_claim_decides_nothing() -> None:
+    """D and E, cut off, made many more commits than A, B and C. As the link is back their leader, which stood still for
+    a moment, claims its term. The others don't fetch what it holds: most hold another lineage, which goes on."""
+    world = World("ABCDE", rules(2, mode="async", successors=1))
+    world.busy = 8000
+    world.reach(4)
+    for name, peer in world.peers.items():
+        peer.trains_s = 12.0 if name in "ABC" else 1.0
+    world.cut("ABC", "DE")
+    world.run(60)
+    kept = {name: world.peers[name].state().version for name in "ABC"}
+    world.cuts.clear()
+    leader = world.peers["D"].state().plan.succession[0]
+    replica = world.peers[leader].replica
+    assert world.run(20, lambda: {*"ABC"} <= {*replica.roster.holders()})
+    replica.planned = world.now - world.rules.frozen_after - 1
+    world.handle(leader, e.Wakeup())
+    world.run(60)
+    for name, peer in world.peers.items():
+        assert all(version.chain in dict(peer.state().links).values() for version in kept.values()), name
+    world.check()
+
+
 def test_old_work_is_refused() -> None:
     """A submission that is too far behind is refused, and its progress goes into the next one, or is dropped: each step
     is accounted for."""

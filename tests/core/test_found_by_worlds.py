@@ -777,9 +777,10 @@ def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize(("ahead", "asked"), [(4, Want), (5, Ask)])
-def test_one_that_is_named_fetches_what_nobody_keeps(ahead: int, asked: type) -> None:
+def test_one_that_is_named_asks_at_once_for_what_it_lacks(ahead: int, asked: type) -> None:
     """The leader hands over to a peer whose trainer stands still, and which is many commits behind. It asked for those
-    between in vain, and the leader waited for it to hold the commit that names it."""
+    between in vain, and the leader waited for it to hold the commit that names it. Now it asks all what they hold: one
+    that lies, or is on another lineage, is not believed because it makes a claim."""
     world = asynchronous("ABC")
     world.reach(3)
     leader, *_, last = world.peers["A"].state().plan.succession
@@ -792,8 +793,10 @@ def test_one_that_is_named_fetches_what_nobody_keeps(ahead: int, asked: type) ->
     commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
     later = [replace(version, epoch=version.epoch + ahead, chain="later") for version in (commit.base, commit.version)]
     far = replace(commit, base=later[0], version=later[1])
-    effects = replica.handle(e.Received(leader, far), world.now)
-    assert [(to, type(message)) for to, message in sent(effects, Ask | Want)] == [(leader, asked)]
+    replica.lineage.quiet_until, replica.next_tick = world.now, world.now
+    effects = replica.handle(e.Received(leader, far), world.now) + replica.handle(e.Wakeup(), world.now)
+    others = [leader] if asked is Want else sorted({*"ABC"} - {last})
+    assert sorted((to, type(message)) for to, message in sent(effects, Ask | Want)) == [(to, asked) for to in others]
 
 
 def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
