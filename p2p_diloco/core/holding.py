@@ -13,7 +13,7 @@ from .admission import countable, is_counted, unfit, unsigned
 from .election import elected, hands_over, may_stay, succession, worth_a_commit
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
-from .messages import Choice, Claim, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
+from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
 from .round import Phase, Round
 from .state import commit_of, key_of
 from .version import Version
@@ -210,33 +210,17 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
 
 def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Tell the author of a commit that it is held here, if one of its plans names this peer."""
-    word = Held(log.fragment, commit.version)
-    return [Send(commit.leader, word)] if is_named(log, commit) and commit.leader != log.me else []
-
-
-def is_named(log: FragmentLog, commit: Commit) -> bool:
-    """Whether the commit, or the present plan, names this peer."""
-    return log.me in (*commit.choice.successors, *_line(log))
-
-
-def concerns(log: FragmentLog, message: OfRound) -> bool:
-    """Whether others wait for this peer to reach the message's base: it is to hold a commit, or to promise a claim."""
-    return isinstance(message, Claim) or (isinstance(message, Commit) and is_named(log, message))
-
-
-def is_far(log: FragmentLog, message: OfRound) -> bool:
-    """Whether the message concerns this peer, and its base is so far ahead that nobody keeps the commits between."""
-    return concerns(log, message) and message.base.epoch > log.epoch + applying.KEPT_ASYNC
+    named = log.me in commit.choice.successors or log.me in log.held.plan.succession[: log.held.plan.named]
+    return [Send(commit.leader, Held(log.fragment, commit.version))] if named and commit.leader != log.me else []
 
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
-    """Handle a commit that names this peer, or a claim, on a version not reached here: ask for the commits between."""
-    if not concerns(log, message) or is_far(log, message) or log.gains(now) or log.phase is Phase.APPLYING:
-        return []  # it comes already, or nobody keeps it
-    if now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
+    """Handle a commit on a version that is not reached here: ask for those between."""
+    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
+    if not named or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
         return []  # asked lately: each answer may hold several commits
     log.round.asked[sender] = now
-    return [Send(sender, Want(log.fragment, log.held.version, What.NEWS))]
+    return [Send(sender, Want(log.fragment, log.held.version, What.COMMIT))]
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from . import claims, holding
 from .events import Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import NO_MODEL, Ask, Claim, Ready, Told
@@ -98,8 +97,6 @@ class Lineage:
             return False
         if log.gains(now):
             return False
-        if self.rules.asynchronous and _is_waited_for(log):
-            return True
         if self.rules.asynchronous and not apart and _may_be_behind(log, now):
             return False
         if log.fragment not in self.since or (self.since[log.fragment][0] != log.version and not apart):
@@ -198,15 +195,6 @@ class Lineage:
             return None
         fresh = leaves or any(log.fresh for log in self.logs)
         return Told(tuple(s.version for s in states), tuple(s.links for s in states), fresh)
-
-
-def _is_waited_for(log: FragmentLog) -> bool:
-    """In asynchronous mode: whether the leader, or a peer that takes over from one that is gone, waits for this peer to
-    reach a version so far ahead that nobody keeps the commits between. Where the leader lives, another's claim may be
-    of another lineage: after a split each peer first has to meet the others again."""
-    gone = not claims.able(log, log.round.leader)
-    early = [(sender, kept) for (_, sender, *_), kept in log.early.items() if gone or sender == log.round.leader]
-    return any(holding.is_far(log, kept) for _, kept in early)
 
 
 def _may_be_behind(log: FragmentLog, now: float) -> bool:

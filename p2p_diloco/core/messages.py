@@ -211,7 +211,6 @@ class What(Enum):
     LACKS = "lacks"
     MEANS = "means"
     COMMIT = "commit"
-    NEWS = "commits and means"  # in asynchronous mode: all since the base that are kept
     NEXT = "next commit"  # of one that fetches: it is sent once it is applied
 
 

@@ -99,8 +99,6 @@ class Rounds:
         if not since:
             return []
         commit, means = log.last[since[0]]
-        if isinstance(message, Want) and message.what is What.NEWS:
-            return holding.news(log, sender, message.base) if log.rules.asynchronous else []
         if isinstance(message, Want) and message.what is What.MEANS:
             return [Send(sender, mean) for mean in means if mean.number in message.numbers]
         asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what in (What.COMMIT, What.NEXT))

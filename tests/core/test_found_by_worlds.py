@@ -776,29 +776,6 @@ def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
     assert peer.replica.logs[0].round.handed[0] == ""
 
 
-@pytest.mark.parametrize(("ahead", "asked"), [(4, Want), (5, Ask)])
-def test_one_that_is_named_asks_at_once_for_what_it_lacks(ahead: int, asked: type) -> None:
-    """The leader hands over to a peer whose trainer stands still, and which is many commits behind. It asked for those
-    between in vain, and the leader waited for it to hold the commit that names it. Now it asks all what they hold: one
-    that lies, or is on another lineage, is not believed because it makes a claim."""
-    world = asynchronous("ABC")
-    world.reach(3)
-    leader, *_, last = world.peers["A"].state().plan.succession
-    replica = world.peers[last].replica
-    log = replica.logs[0]
-    assert world.run(20, lambda: log.phase is Phase.COLLECTING)
-    replica.own.handed, replica.own.going = {}, {}
-    choice = replace(choice_of(log.held, leader), successors=(leader, last))
-    close = Close(0, log.held.version, 0, leader, 0, "", choice, (leader,) * log.slices)
-    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
-    later = [replace(version, epoch=version.epoch + ahead, chain="later") for version in (commit.base, commit.version)]
-    far = replace(commit, base=later[0], version=later[1])
-    replica.lineage.quiet_until, replica.next_tick = world.now, world.now
-    effects = replica.handle(e.Received(leader, far), world.now) + replica.handle(e.Wakeup(), world.now)
-    others = [leader] if asked is Want else sorted({*"ABC"} - {last})
-    assert sorted((to, type(message)) for to, message in sent(effects, Ask | Want)) == [(to, asked) for to in others]
-
-
 def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
     """Else a peer that is behind never finds that its answer is late, and never asks."""
     world = asynchronous("ABC")

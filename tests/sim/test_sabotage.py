@@ -23,7 +23,6 @@ from p2p_diloco.core import (
     holding,
     leading,
     leases,
-    lineage,
     owning,
     plan,
     state,
@@ -35,7 +34,7 @@ from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataUse
 from p2p_diloco.core.lineage import Lineage
-from p2p_diloco.core.messages import Ask, Commit
+from p2p_diloco.core.messages import Commit
 from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
@@ -618,30 +617,6 @@ IN_STORIES = [
         "this if fork else",
         "this if True else",
         by_worlds.test_who_is_ahead_in_one_fragment_is_followed_there,
-    ),
-    in_story(
-        lineage._is_waited_for,
-        "if gone or sender == log.round.leader",
-        "",
-        asynchronous.test_after_a_split_a_claim_decides_nothing,
-    ),
-    in_story(
-        Lineage._is_behind,
-        "_is_waited_for(log)",
-        "False",
-        partial(by_worlds.test_one_that_is_named_asks_at_once_for_what_it_lacks, 5, Ask),
-    ),
-    in_story(
-        holding.concerns,
-        "isinstance(message, Claim)",
-        "False",
-        partial(asynchronous.test_a_dead_leader_is_followed_at_once, 33.48),
-    ),
-    in_story(
-        holding.missed,
-        "What.NEWS",
-        "What.COMMIT",
-        partial(asynchronous.test_a_dead_leader_is_followed_at_once, 33.48),
     ),
     in_story(
         claims.voted,
