@@ -206,6 +206,17 @@ def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     assert owner not in [mean.owner for _, means in log.last for mean in means]
 
 
+def test_an_owner_that_is_back_with_the_leader_keeps_its_slices() -> None:
+    world = World("ABCD", trains_s=10.0)
+    world.reach(3)
+    leader, claimant, owner, *_ = world.peers["A"].state().plan.succession
+    log = world.peers[leader].replica.logs[0]
+    for turn, held_to in enumerate((claimant, leader)):
+        term = 1 if held_to == claimant else 0
+        claims.voted(log, owner, Vote(0, log.held.version, term, held_to, turn=1000 + turn))
+        assert claims.serves_another(log, owner) == (held_to == claimant)
+
+
 def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     """And gives way to a candidate that is able again."""
     log = a_log("D", "A", "D")

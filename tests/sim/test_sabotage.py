@@ -601,6 +601,12 @@ IN_STORIES = [
         findings.test_a_holder_that_has_given_its_claim_up_is_not_waited_for,
     ),
     in_story(
+        claims.voted,
+        "round.votes.pop(sender, None)",
+        "pass",
+        by_worlds.test_an_owner_that_is_back_with_the_leader_keeps_its_slices,
+    ),
+    in_story(
         leading._may_work,
         " or claims.serves_another(log, peer)",
         "",
