@@ -78,6 +78,11 @@ def target(log: FragmentLog) -> tuple[int, str]:
     return (term + len(candidates) + 1, others[0]) if others else (term, log.round.leader)
 
 
+def succeeds(log: FragmentLog, peer: str) -> bool:
+    """Whether this peer should lead now in place of the promised leader, in the own view."""
+    return peer == target(log)[1] != log.round.leader
+
+
 def missing(log: FragmentLog) -> list[str]:
     """Return the peers whose promise this peer's claim still needs: live holders of a state of this lineage, and
     candidates that have not been met yet."""

@@ -179,6 +179,15 @@ class FragmentLog:
         commit = self.round.commit
         return self.phase is Phase.HOLDING and commit is not None and commit.version == version
 
+    def leads_to(self, version: Version) -> bool:
+        """Whether the commits that are here lead from the present version to this one."""
+        commits = [self.round.commit, *(kept for kept in self.early.values() if isinstance(kept, Commit))]
+        follows = {commit.base: commit.version for commit in commits if commit is not None}
+        at = self.held.version
+        for _ in follows:  # so often at most: a false commit may lead back to its base
+            at = follows.get(at, at) if at != version else at
+        return at == version
+
     def begin(self, state: State, now: float) -> None:
         """Make this the present state, and begin an empty round on it. If the version stays, as where a fetch is given
         up, what this peer has signed on it still binds: it numbers its Closes on, and makes no second commit."""

@@ -13,7 +13,7 @@ from .admission import countable, is_counted, unfit, unsigned
 from .election import elected, hands_over, may_stay, succession, worth_a_commit
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
-from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
+from .messages import Choice, Claim, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
 from .round import Phase, Round
 from .state import commit_of, key_of
 from .version import Version
@@ -63,11 +63,11 @@ def is_stale(log: FragmentLog, base: Version) -> bool:
 
 def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
     """Return the commits since this base with their means, as far as they are kept and the peer is not known to hold
-    them: at least the newest, by which its receiver knows that the leader is ahead."""
+    them. If not all are kept, the newest one says that the leader is ahead; its means would be of no use."""
     if peer == log.me or base == log.version:
         return []
     since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
-    newer = log.last[since[0] :] if since else log.last[-1:]
+    newer = log.last[since[0] :] if since else [(commit, ()) for commit, _ in log.last[-1:]]
     lacked = [(commit, means) for commit, means in newer if commit.version.epoch > log.shown.get(peer, -1)]
     told: list[Effect] = []
     for commit, means in lacked:
@@ -215,12 +215,15 @@ def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
 
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
-    """Handle a commit on a version that is not reached here: ask for those between."""
+    """Handle a message on a version that is not reached here. Ask for the commits between, if the sender waits for this
+    peer: it proposes a commit that this peer should hold, or it claims the term, and should lead in this peer's own
+    view, too."""
     named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
-    if not named or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
+    claims_it = isinstance(message, Claim) and claims.succeeds(log, sender)
+    if not (named or claims_it) or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
         return []  # asked lately: each answer may hold several commits
     log.round.asked[sender] = now
-    return [Send(sender, Want(log.fragment, log.held.version, What.COMMIT))]
+    return [Send(sender, Want(log.fragment, log.held.version, What.NEWS))]
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:

@@ -211,6 +211,7 @@ class What(Enum):
     LACKS = "lacks"
     MEANS = "means"
     COMMIT = "commit"
+    NEWS = "newer commits"  # in asynchronous mode, with their means
     NEXT = "next commit"  # of one that fetches: it is sent once it is applied
 
 

@@ -251,11 +251,11 @@ class Replica:
                 return effects + holding.held(log, sender, message, now) + self.rounds.advance(log, now)
             case m.Stale():
                 self.own.refused(sender, message)
-                return effects + self._follow(sender, message.fragment, message.version, now)
+                return effects + self._follow(sender, message, now)
             case m.Commit() if (
                 self.rules.asynchronous and self.logs[message.fragment].relation(message.base) == "ahead"
             ):
-                effects += self._follow(sender, message.fragment, message.version, now)
+                effects += self._follow(sender, message, now)
         effects += self.rounds.received(sender, message, now)
         return effects + (
             self.fetching.came(message.fragment, now) if message.fragment in self.fetching.fetches else []
@@ -273,14 +273,19 @@ class Replica:
         self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
         return [e.Send(sender, part_of(log, number)) for number in whole]
 
-    def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
-        """In asynchronous mode, fetch the state of the leader that answers a submission with a version far ahead."""
-        log = self.logs[fragment]
-        has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
-        asks = self.own.fragment == fragment and has_it
-        if not asks or log.relation(version) != "ahead" or self.fetching.under_way or log.phase is not Phase.COLLECTING:
+    def _follow(self, sender: str, message: m.Commit | m.Stale, now: float) -> list[e.Effect]:
+        """In asynchronous mode, fetch the state of a leader that answers with a version far ahead: the commits between
+        are not kept any more."""
+        log = self.logs[message.fragment]
+        if not self.rules.asynchronous or log.relation(message.version) != "ahead":
+            return []
+        if self.fetching.under_way or log.phase not in (Phase.COLLECTING, Phase.LACKING):
             return []  # `_settle` tries again once what is under way has come
-        return self.fetching.begin([fragment], [sender], now, together=False)
+        has_it = self.own.fragment == log.fragment and sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        follows = isinstance(message, m.Commit) and log.leads_to(message.base)
+        if follows or not (has_it or claims.succeeds(log, sender)):
+            return []
+        return self.fetching.begin([log.fragment], [sender], now, together=False)
 
     def _delivered(self, to: str, message: m.Message, now: float, *, ok: bool) -> list[e.Effect]:
         match message:
@@ -383,7 +388,7 @@ class Replica:
         for log in self.logs if moved and self.rules.asynchronous else ():
             for (_, sender, *_), kept in log.early.items():  # an answer that came while nothing could be fetched
                 if isinstance(kept, m.Commit):
-                    effects += self._follow(sender, log.fragment, kept.version, now)
+                    effects += self._follow(sender, kept, now)
         if moved:
             effects += self._moved(before, now)
         if landed := self.own.landed():

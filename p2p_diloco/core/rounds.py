@@ -95,6 +95,8 @@ class Rounds:
 
     def _older(self, log: FragmentLog, sender: str, message: OfRound) -> list[Effect]:
         """Answer a message on an older version: with the commits since, and the means that are asked for."""
+        if isinstance(message, Want) and message.what is What.NEWS:
+            return holding.news(log, sender, message.base)
         since = [place for place, (commit, _) in enumerate(log.last) if commit.base == message.base]
         if not since:
             return []

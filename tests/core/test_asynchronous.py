@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
 
 from p2p_diloco.core import events as e
-from p2p_diloco.core.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
+from p2p_diloco.core.messages import Commit, Head, Held, Mean, Message, Ready, Slice, Want, What
 from p2p_diloco.core.round import Phase
 from tests.core.world import LOST, World, rules
 
@@ -100,6 +101,50 @@ def test_after_a_split_a_claim_decides_nothing() -> None:
     for name, peer in world.peers.items():
         assert all(version.chain in dict(peer.state().links).values() for version in kept.values()), name
     world.check()
+
+
+@pytest.mark.parametrize(("peers", "trains_s"), [(8, 0.5), (5, 3.0)])
+def test_a_dead_leader_is_replaced_though_most_are_behind(peers: int, trains_s: float) -> None:
+    """A leads and dies. B, its successor, claims the term, and needs the promises of C, D and E, which are some
+    versions behind. At once they ask B for what they lack, so nobody waits for long."""
+    took = []
+    for moment in range(4):
+        world = unlike(peers, trains_s)
+        world.run(20 + 3.37 * moment)
+        leader = world.peers["A"].state().plan.succession[0]
+        left = [peer for name, peer in world.peers.items() if name != leader]
+        newest = max(peer.epoch for peer in left)
+        world.kill(leader)
+        died = world.now
+        assert world.run(30, lambda left=left, newest=newest: max(peer.epoch for peer in left) > newest + 1)
+        took.append(world.now - died)
+        world.run(8)
+        world.check()
+    assert statistics.median(took) < world.rules.settle, took
+
+
+@pytest.mark.parametrize("peers", [3, 5, 8])
+def test_short_rounds_starve_nobody(peers: int) -> None:
+    """Of eight peers D trains for a second, while the others make more commits than are kept for it. Its submission is
+    answered with the newest one; so it fetches the state at once, also if it has the header of an earlier one from its
+    last fetch. Of three peers hardly anybody needs to: mostly all commits between come with the answer."""
+    world = unlike(peers, 1.0)
+    world.run(10)
+    before, fetched = {name: peer.made for name, peer in world.peers.items()}, len(world.sent(Head))
+    world.run(30)
+    for name, peer in world.peers.items():
+        assert (peer.made - before[name]) * peer.trains_s > 0.6 * 30, (name, world.tell())
+    assert peers > 3 or len(world.sent(Head)) < fetched + 8
+    world.check()
+
+
+def unlike(peers: int, trains_s: float) -> World:
+    """So many peers; each next one trains for a little longer."""
+    world = World("ABCDEFGH"[:peers], rules(mode="async", heartbeat_timeout=10.0))
+    world.busy = 4000
+    for place, peer in enumerate(world.peers.values()):
+        peer.trains_s = trains_s * (1 + 0.13 * (place % 5))
+    return world
 
 
 def test_old_work_is_refused() -> None:

@@ -200,7 +200,7 @@ IN_WORLDS = [
         "for peer in named if",
         "for peer in () if",
         "async",
-        64,
+        14,
     ),
     in_world(
         "an answered exchange does not end",
