@@ -250,13 +250,11 @@ def _line(log: FragmentLog) -> tuple[str, ...]:
 
 def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
-    once the election names it and this peer has led for a while. A peer that no commit has counted may be named if it
-    is at the present version: else nobody else would hold the commits that a first peer makes alone. One that is behind
-    would hold commits up until it has fetched the state. Private peers, and those that were waited for in vain, are
-    named only where there are too few others."""
+    once the election names it and this peer has led for a while. A peer that no commit has counted may be named, too:
+    else nobody else would hold the commits that a first peer makes alone. Private peers, and those that were waited for
+    in vain, are named only where there are too few others."""
     there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
-    near = {*log.held.roll, *_line(log)}
-    names = [p for p in there if p in near or log.roster.tells(p, log.fragment, log.held.version)]
+    names = [peer for peer in there if peer in _line(log) or _is_near(log, peer)]
     able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
     summaries = {peer: log.roster.summary(peer) for peer in able}
     last = [p for p, s in summaries.items() if (s is not None and not s.eligible) or was_waited_for(log, p)]
@@ -266,6 +264,16 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     over = hands_over(log.me, order, now - log.assigned, log.rules.assigned_for)
     stay = may_stay(log.me, _line(log), first, last, log.rules.successors)
     return succession(log.me, _line(log), order, stay, log.rules.successors, hand_over=over)
+
+
+def _is_near(log: FragmentLog, peer: str) -> bool:
+    """Whether the commits that are kept lead from what the peer holds, as far as is known, to the present version. All
+    commits would wait for one that is further behind, until it has fetched the state. A peer that no commit has counted
+    must be at the present version."""
+    summary = log.roster.summary(peer)
+    told = summary.heads[log.fragment][0] if summary is not None and summary.heads else -1
+    behind = log.epoch - max(told, log.shown.get(peer, -1))
+    return behind <= (applying.KEPT_ASYNC if peer in log.held.roll else 0)
 
 
 def was_waited_for(log: FragmentLog, peer: str) -> bool:

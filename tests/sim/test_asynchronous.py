@@ -216,9 +216,11 @@ def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     settle(world)
 
 
-def test_a_fragment_returns_to_its_elected_peer_after_a_restart() -> None:
-    """It was killed, and starts again without a state: once it holds the state it is named, and later elected."""
-    world = calm(state_lag=STATE_LAG_S)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fragment_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
+    """It was killed, and starts again without a state, which takes 6 s to come. It isn't named before it holds a state
+    that the commits since lead on from: until then no commit waits for it."""
+    world = calm(seed, state_lag=STATE_LAG_S)
     world.run(50.0)
     world.crash("p3")
     world.run(70.0)
@@ -226,7 +228,7 @@ def test_a_fragment_returns_to_its_elected_peer_after_a_restart() -> None:
     world.start("p3")
     world.run(110.0)
     assert leader(world) == "p3"
-    assert longest_pause(world, 70.0) < PAUSE_S
+    assert longest_pause(world, 70.0) < STATE_LAG_S / 2
     settle(world)
 
 
