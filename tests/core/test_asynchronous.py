@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core import events as e
+from p2p_diloco.core import holding
+from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
+from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
 
@@ -137,6 +141,7 @@ def loaded(world: World) -> tuple[e.Loaded, ...]:
     return load.fragments
 
 
+@fails_if(Exchange.delivered, "self.flying if self.rules.asynchronous", "True if self.rules.asynchronous")
 def test_an_answered_submitter_waits_for_nobody() -> None:
     """B learns that its submission has arrived only after A's answer to it. Then it trains for half a minute, and
     nobody commits anything: no reason to go on without A."""
@@ -149,6 +154,8 @@ def test_an_answered_submitter_waits_for_nobody() -> None:
     world.check()
 
 
+@fails_if(holding.answers, "() if log.leads else log.round.readys.items()", "()", 0.05)
+@fails_if(Replica._settle, "if moved and self.rules.asynchronous else ()", "if False else ()", 0.05)
 @pytest.mark.parametrize("trains_s", [0.05, 1.0])
 def test_nobody_waits_long_for_an_answer(trains_s: float) -> None:
     """Ten peers submit at once again and again. Most are several versions behind when they are answered, and while

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.core import claims
+from p2p_diloco.core import admission, applying, claims, closing, leading, owning, plan, state
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import countable, unsound
+from p2p_diloco.core.exchange import Exchange
+from p2p_diloco.core.fetching import Fetching
+from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import (
     Ask,
     Choice,
@@ -22,10 +25,12 @@ from p2p_diloco.core.messages import (
     Vote,
 )
 from p2p_diloco.core.plan import Member, plan_after
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import State, append, founded_by, founding, is_sound, key_of, rooted
 from p2p_diloco.core.version import SALT_BITS, ContributionId, Version
+from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
 
@@ -110,6 +115,7 @@ def test_whoever_commits_one_key_makes_one_version() -> None:
 # -- leading
 
 
+@fails_if(state._had_their_turn, "(*before, choice.by)", "before")
 def test_a_leader_that_counts_only_itself_does_not_lead_again() -> None:
     """A commit of one entry leaves the others candidates and owners; who chose comes last."""
     state = a_state(4, "A", "B", "C")
@@ -121,6 +127,7 @@ def test_a_leader_that_counts_only_itself_does_not_lead_again() -> None:
     assert "needs 2" in unsound(choice_of(state, selfish), state, rules(min_peers=2))
 
 
+@fails_if(state._had_their_turn, "(*before, choice.by)", "(choice.by,)")
 def test_a_leader_that_is_dead_comes_last_after_one_takeover() -> None:
     """The candidates before the one that chose have had their turn."""
     state = a_state(4, "A", "B", "C")
@@ -130,6 +137,7 @@ def test_a_leader_that_is_dead_comes_last_after_one_takeover() -> None:
     assert later.plan.succession[0] == third
 
 
+@fails_if(plan.most_owned, "Fraction(1, 2) if len(able) >= 3 else Fraction(1)", "Fraction(1)")
 def test_nobody_owns_more_than_half_where_three_may_own() -> None:
     """A link a hundred times faster than the others owns half of the slices at most; a very slow one owns none."""
     links = {"A": 100.0, "B": 1.0, "C": 1.0, "D": 0.1}
@@ -141,6 +149,7 @@ def test_nobody_owns_more_than_half_where_three_may_own() -> None:
     assert plan.owners.count("A") == 4
 
 
+@fails_if(state._demoted_after, "first != accuser and ", "")
 def test_a_mark_of_one_leader_demotes_nobody() -> None:
     """Two leaders must name a member late within 64 epochs; one may say it as often as it likes."""
     state = a_state(4, "A", "B", "C", "D")
@@ -155,6 +164,7 @@ def test_a_mark_of_one_leader_demotes_nobody() -> None:
     assert "D" not in state.plan.owners
 
 
+@fails_if(admission.may_be_gone, "member.epoch < state.version.epoch and ", "")
 def test_gone_can_not_name_those_that_take_part() -> None:
     """A leader can't remove a member that this commit or its base's counts."""
     state = a_state(3, "A", "B", "C")
@@ -166,6 +176,7 @@ def test_gone_can_not_name_those_that_take_part() -> None:
     assert "C" not in after(state, choice=good).plan.succession
 
 
+@fails_if(claims.would_promise, "or not able(log, log.round.leader)", "or True")
 def test_claims_while_the_leader_works_get_no_promise() -> None:
     """A member claims from each version's start; nobody promises, and rounds go on without a takeover."""
     world = World("ABC")
@@ -184,6 +195,7 @@ def test_claims_while_the_leader_works_get_no_promise() -> None:
     world.check()
 
 
+@fails_if(claims._outvoted, "2 * sum", "10 * sum")
 def test_one_refusing_owner_does_not_void_a_close() -> None:
     """Of three owners one votes for a greater claim: the leader goes on; only with most owners does it yield."""
     world = World("ABCD", rules(slices=8))
@@ -200,6 +212,7 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
     assert log.round.leader == second
 
 
+@fails_if(claims._gives_up, "log.phase in (Phase.CLAIMING, Phase.COLLECTING) and", "log.phase is Phase.CLAIMING and")
 def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     """B has claimed A's term, and had its promises. A is back, and C holds to it, too: neither promises again."""
     world = World("ABC")
@@ -215,6 +228,7 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     assert (log.round.term, log.round.leader) == (0, first)
 
 
+@fails_if(claims.voted, "!= message.leader and", "!= message.leader != log.me and")
 def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     """A has claimed the term, and B has promised it. A gives its claim up for B's, which is on its way: B goes on when
     A votes for B. A vote that A gave before its claim, and that comes late, says nothing."""
@@ -232,6 +246,8 @@ def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     assert (log.round.term, log.round.leader) == (4, second)
 
 
+@fails_if(claims.claimed, "round.since = message.turn", "pass")
+@fails_if(claims.yields, "(leader, (term, math.inf))", "(leader, (term, -1))")
 def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
     """C tells B that A has claimed the term. Of A's votes B can't know whether they are older than that claim."""
     world = World("ABC")
@@ -247,6 +263,7 @@ def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
     assert first in log.round.passed
 
 
+@fails_if(claims._is_old, "return message.turn < newest", "return False")
 def test_a_promise_that_was_overtaken_is_none() -> None:
     """C promises B's claim, and then A's later one. B hears of them in the other order, and does not count C."""
     world = World("ABC")
@@ -262,6 +279,7 @@ def test_a_promise_that_was_overtaken_is_none() -> None:
     assert log.round.promised == {third}
 
 
+@fails_if(owning.closed, "if not claims.would_promise(log, sender, close.term, now):", "if False:")
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
     world = World("ABC")
@@ -278,6 +296,8 @@ def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     assert log.round.close is None
 
 
+@fails_if(claims.spare, "return peer not in log.round.votes or", "return True or")
+@fails_if(claims.missing, "if promised is None:", "if True:")
 def test_a_claim_waits_for_those_that_refuse() -> None:
     """One of three finds the leader slow and claims; the third one refuses, as the leader is able in its view: no fork
     follows, and the leader's commit is taken."""
@@ -298,6 +318,7 @@ def test_a_claim_waits_for_those_that_refuse() -> None:
 # -- means and slices
 
 
+@fails_if(leading.failed_authors, " or now - since > log.grace()", "")
 def test_an_author_without_slices_is_left_out() -> None:
     """C sends Ready and no slice: the round goes on without it, and it is named late."""
     world = World("ABC")
@@ -309,6 +330,7 @@ def test_an_author_without_slices_is_left_out() -> None:
     world.check()
 
 
+@fails_if(owning.fits, "return (part.id, part.hash) == (ready.id, ready.hashes[part.number])", "return True")
 def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
     """C sends other bytes to one owner than it signed: they are not counted."""
     world = World("ABC")
@@ -325,6 +347,7 @@ def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
     world.check()
 
 
+@fails_if(applying.is_owned, "return any(", "return True or any(")
 def test_a_mean_that_its_owner_did_not_make_is_not_used() -> None:
     """C sends means of slices that it does not own, before their owners do."""
     world = World("ABC")
@@ -364,6 +387,7 @@ def test_an_owner_that_is_always_late_owns_nothing_in_the_end() -> None:
 # -- closing
 
 
+@fails_if(closing.open_round, "min(least, max(2, math.ceil(least / 2)))", "1")
 def test_one_early_contribution_opens_nothing() -> None:
     """One fast peer's contribution does not let the waits for the others begin."""
     world = World("ABCD")
@@ -378,6 +402,7 @@ def test_one_early_contribution_opens_nothing() -> None:
     assert log.round.opened is None
 
 
+@fails_if(closing.misses_often, "return sum(", "return False and sum(")
 def test_a_peer_that_misses_every_other_round_is_waited_for_briefly() -> None:
     """D works and sends nothing in every other round: these wait for a usual round, not for round_timeout."""
     world = World("ABCD")
@@ -395,6 +420,7 @@ def test_a_peer_that_misses_every_other_round_is_waited_for_briefly() -> None:
 # -- sums that one peer can move
 
 
+@fails_if(state.samples_of, "credited(list(told.values()), others)", "list(told.values())")
 def test_samples_of_one_entry_count_four_times_the_median_at_most() -> None:
     """One member that tells a million samples does not drive the version."""
     state = a_state(2, "A", "B", "C")
@@ -428,6 +454,7 @@ def test_newcomers_of_one_grant_are_bounded() -> None:
     assert len(countable({**unlike, **dict.fromkeys(others, a_ready(state))}, state)) == 24
 
 
+@fails_if(admission.objection, "mine.bare() != listed.bare()", "False")
 def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
     """The leader changes C's samples: C refuses the commit."""
     world = World("ABC")
@@ -449,6 +476,7 @@ def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
 # -- newer states
 
 
+@fails_if(Fetching.headed, "if not is_sound(message.state):", "if False:")
 def test_a_head_with_a_false_roll_is_noticed() -> None:
     """A donor tells a state whose roll it has changed: it does not have the chain of its version."""
     world = World("ABC")
@@ -467,6 +495,7 @@ def test_a_head_with_a_false_roll_is_noticed() -> None:
     assert any("chain" in why for why in world.peers["D"].complaints())
 
 
+@fails_if(Lineage._judged, "if for_it < against or (for_it == against and model <= mine):", "if model <= mine:")
 def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     """C tells a version far ahead of what the two others hold: both stay, and rounds go on."""
     world = World("ABC")
@@ -494,6 +523,7 @@ def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     assert all(ask.fragment is None for ask in asked)
 
 
+@fails_if(Fetching._roll, "elif mean is not None:", "elif False:")
 def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> None:
     """Each slice takes longer than three rounds; the newcomer gets a whole state nevertheless."""
     world = World("ABC", rules(slices=6, fetch_window=1), trains_s=1.0)
@@ -511,6 +541,7 @@ def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> N
 # -- digests and damage
 
 
+@fails_if(Replica._mend, "if others := digests.majority(log):", "if others := []:")
 def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
     """C's tensors change in memory: most tell another digest, so it fetches its slices, and goes on taking part."""
     world = World("ABC")
@@ -551,6 +582,7 @@ def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
 # -- the exchange, revisions, the end
 
 
+@fails_if(Exchange.contribute, "not self.is_out(event.fragment)", "True")
 def test_an_exchange_taken_up_again_has_the_same_id() -> None:
     """The trainer contributes twice on one version: the second one is the first."""
     world = World("ABC")

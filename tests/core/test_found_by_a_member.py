@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.core import applying, claims, closing, leading, owning, waits
+from p2p_diloco.core import applying, claims, closing, holding, leading, owning, waits
 from p2p_diloco.core import events as e
+from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import (
     Ask,
     Choice,
@@ -36,6 +38,7 @@ from p2p_diloco.core.messages import (
 from p2p_diloco.core.plan import plan_after
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import append, commit_of, hash_of, key_of
+from tests.core.sabotage import fails_if
 from tests.core.test_findings import a_ready, a_state, choice_of
 from tests.core.test_found_by_worlds import a_log, sent
 from tests.core.world import LOST, World, rules
@@ -69,6 +72,7 @@ def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
     assert sent(leading._fetch(log, "B", 0, "X", 2.0), Slice) == [("B", a_slice(log, "X", 0))]
 
 
+@fails_if(owning.collect, "if choice is not None and not (ready is not None and fits(ready, part)):", "if False:")
 def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None:
     """X sends slices of ever newer contributions: a round that waited while something comes would never end."""
     log = a_leader("A", "X")
@@ -79,6 +83,7 @@ def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None
     assert (log.round.moved_at, log.round.slices[0, "X"]) == (2.0, a_slice(log, "X", 0))
 
 
+@fails_if(applying.got, "if mean.key not in keys:", "if False:")
 def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
     log = a_leader("A", "X")
     leading.close(log, choice_of(log.held, "A", "X"), 1.0)
@@ -87,6 +92,7 @@ def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
     assert (log.round.moved_at, [key for key, _ in log.round.means]) == (1.0, ["invented 8"])
 
 
+@fails_if(applying.got, "if is_used and mean != known and is_owned(log, mean):", "if True:")
 def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
     """X sends them as often as it likes: a round that waited while something comes would never end."""
     log = a_leader("A", "X")
@@ -100,6 +106,7 @@ def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
         assert log.round.moved_at == 3.0
 
 
+@fails_if(owning.collect, " and round.commit is None else", " else")
 def test_while_means_are_lacking_slices_are_no_progress() -> None:
     """X goes on sending its slices. A, which knows a commit and no choice, would never ask for the commit's means."""
     log = a_log("A", "A", "B", "X")
@@ -109,6 +116,7 @@ def test_while_means_are_lacking_slices_are_no_progress() -> None:
     assert {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), Want)} == {(What.MEANS, (0, 1, 2))}
 
 
+@fails_if(claims.would_promise, "if now < log.round.idle.get(peer, (0, now))[1]:", "if False:")
 def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     """X claims again as soon as it is passed over. B leads next, and must have the time to make the commit."""
     log = a_log("A", "A", "B", "X")
@@ -124,6 +132,7 @@ def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     assert claims.would_promise(log, "B", next(t for t in range(1, 9) if claims.entitled(log, "B", t)), now)
 
 
+@fails_if(claims.yields, "if leader != round.leader or leader not in round.idle:", "if True:")
 def test_a_leader_that_claims_again_gets_more_time_only_once() -> None:
     log = a_log("A", "A", "B", "X")
     log.round.leader, log.round.waited = "X", {"X": 7.0, "B": 7.0}
@@ -136,6 +145,7 @@ def test_a_leader_that_claims_again_gets_more_time_only_once() -> None:
     assert "B" not in log.round.waited
 
 
+@fails_if(waits.awaited, "not claims.able(log, leader)", "not log.roster.live(leader)")
 def test_a_leader_that_has_never_answered_a_probe_is_passed_over() -> None:
     """X sends contributions, so it is not dead, and the plan names it; nobody knows more of it."""
     log = a_log("A", "A", "B")
@@ -147,6 +157,7 @@ def test_a_leader_that_has_never_answered_a_probe_is_passed_over() -> None:
     assert log.round.passed == {"X"}
 
 
+@fails_if(waits.pass_over, "round.passed |= set(over)", "(round.promised if claims_it else round.passed).update(over)")
 def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None:
     """D has promised a later term to X, which is gone. It repeats that vote, and serves nobody else in this round."""
     log = a_log("A", "A", "B", "C", "D")
@@ -161,6 +172,7 @@ def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None
     assert "D" not in leading._owners(log)
 
 
+@fails_if(claims.overtaken, "if 2 * len(told) <= len(others):", "if True:")
 def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     """X has claimed term 40, was promised it by B and C, and is gone. A claims term 1, and neither may promise it."""
     log = a_log("A", "A", "B", "C", "X")
@@ -176,6 +188,7 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     assert next_one != "X"
 
 
+@fails_if(claims.overtaken, "min(term, log.round.term + TURNS_AHEAD * (len(line(log)) + 1))", "term")
 def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
     log = a_log("A", "A", "X")
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
@@ -183,6 +196,7 @@ def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
     assert log.round.term <= 1 + claims.TURNS_AHEAD * 3
 
 
+@fails_if(claims.told_choice, "if not unsound(choice, log.held, log.rules)", "")
 def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
     """X promises, and tells a choice of its own that counts nothing: the round is closed without it."""
     log = a_log("A", "A", "X")
@@ -197,6 +211,7 @@ def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
     assert claims.told_choice(log) == sound
 
 
+@fails_if(Fetching._advance, "if p in able and not", "if not")
 def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     """It can't know who holds the term: X would lead every newcomer away from the others."""
     log = a_log("A", "A", "B", "X")
@@ -216,6 +231,7 @@ def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     assert fetch.head.version == commit.version
 
 
+@fails_if(leading.collect, " or is_counted(log.held, sender, ready)", "")
 def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
     """No choice may have it, so a leader that kept it could close no round."""
     log = a_leader("A", "X")
@@ -226,6 +242,7 @@ def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
         assert ("X" in log.round.readys) is kept
 
 
+@fails_if(Exchange.wanted, " and claims.able(log, log.round.leader):", ":")
 def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     """B had claimed a late term, and is dead; C has promised it that term and can't promise A an earlier one. The other
     peers have promised A, which counts C's contribution, too."""
@@ -275,6 +292,7 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     assert briefly() == ""
 
 
+@fails_if(closing.waits_until, "0.0 if log.epoch % TRIED_EVERY else usual", "usual")
 def test_who_never_contributes_is_waited_for_in_every_fourth_round() -> None:
     """Else it would double each round for good. Of an invitation that has cost rounds, two misses are enough. A round
     that counts it ends that."""
@@ -359,6 +377,8 @@ def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, M
     return lie
 
 
+@fails_if(closing.waits_until, "if log.round.term and summary is not None", "if False and summary is not None", True)
+@fails_if(waits.awaited, "if leader != claims.target(log)[1] or", "if leader != round.leader or", False)
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> None:
     """B leads and dies. C, the next, answers probes, and neither claims nor contributes. E leads without it; C may say
@@ -373,6 +393,7 @@ def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> 
     assert world.run(60.0, lambda: all(world.peers[peer].epoch > 3 for peer in others))
 
 
+@fails_if(claims.announce, "if log.round.led and not log.leads:", "if False:")
 def test_a_leader_that_yields_says_so() -> None:
     """A yields to a claim of X, of which the others have not heard, and X dies. They don't go on waiting for A."""
     world = World("ABCX")
@@ -413,6 +434,8 @@ def longest_wait(world: World, silent: str, seconds: float) -> float:
     return longest
 
 
+@fails_if(Lineage._doubted, "self.roster.doubted(peer, now)", "False", "async", "X")
+@fails_if(Fetching._is_vain, "return newer and", "return False and", "async", "X")
 @pytest.mark.parametrize(("mode", "silent"), [("sync", "XY"), ("async", "X")])
 def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a_while(mode: str, silent: str) -> None:
     """One is believed in asynchronous mode, two are in synchronous mode: it may be so. The others ask for that state,
@@ -475,6 +498,7 @@ def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> No
     assert all(log.phase is Phase.COLLECTING for log in logs)
 
 
+@fails_if(holding.was_waited_for, "log.roster.has_cost(peer)", "False")
 def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     """X is the peer that the election names. It is passed over once, with the excuse that it waits for another; then
     nobody hands the lead back to it."""
@@ -493,6 +517,7 @@ def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     assert longest_wait(world, leader, 400.0) < world.rules.promises_within
 
 
+@fails_if(FragmentLog.holds_within, "max(self.rules.promises_within, usual)", "self.rules.confirms_within")
 def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> None:
     """The leader waits some times as long as usual, and from then on names another one."""
     world = World("ABC", rules(mode="async", round_timeout=600.0))
@@ -511,6 +536,7 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2
 
 
+@fails_if(leading._delivered, ">= log.epoch", "> log.epoch + 1000")
 def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     """X contributes to each round and sends no slice of it; each round waited for these, twice a grace."""
     world = World("ABC")
@@ -525,6 +551,7 @@ def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     world.check()
 
 
+@fails_if(leading._delivered, "kept if left >=", "kept if 1000 >=")
 def test_a_newcomer_that_lately_sent_no_slices_is_left_out_unless_too_few_are_left() -> None:
     """Nor is another one with its grant counted. Who was counted before is, and everybody once the time is over."""
     log = a_leader("A", "B")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import applying, claims, closing, digests, holding, waits
+from p2p_diloco.core import applying, claims, closing, digests, holding, leading, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
 from p2p_diloco.core.carry import LEFT
@@ -41,9 +41,11 @@ from p2p_diloco.core.messages import (
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.round import Phase
+from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
 from p2p_diloco.core.version import ModelVersion, Version
+from tests.core.sabotage import fails_if
 from tests.core.test_findings import a_ready, a_state, choice_of
 from tests.core.world import LOST, NOTHING, Peer, World, rules
 
@@ -140,6 +142,7 @@ def test_a_step_is_told_how_many_peers_train() -> None:
 # -- lives
 
 
+@fails_if(Roster.summarized, "restarted = known not in (None, summary.incarnation)", "restarted = False")
 def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
     """After a restart its incarnation may be lower than before."""
     roster = Roster("A", rules(), Summary(9, "worker"))
@@ -150,6 +153,7 @@ def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
     assert roster.live("B")
 
 
+@fails_if(Roster.summarized, "last.number > summary.number", "last.number < 0")
 def test_an_older_summary_replaces_no_newer_one() -> None:
     """Messages overtake each other. B has just fetched the state and said so; its answer to an earlier probe, which
     comes later, says that it holds none: A would take over the term that it has handed to B."""
@@ -169,6 +173,7 @@ def test_an_older_summary_replaces_no_newer_one() -> None:
 # -- who leads
 
 
+@fails_if(claims.would_promise, "if log.leads and log.unproven:", "if False:")
 def test_a_leader_that_was_away_yields() -> None:
     """It has fetched its state in this round, and others claim: they may have had to go on without it."""
     leader, other, _ = a_state(3, "A", "B", "C").plan.succession
@@ -190,6 +195,7 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     assert [to for to, _ in sent(effects, Ready)] == [leader]
 
 
+@fails_if(leading._may_work, " or claims.serves_another(log, peer)", "")
 def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     """It computes no mean for the leader any more. The leader waited for it as for one whose means are on their way."""
     world = World("ABCD", trains_s=10.0)
@@ -206,6 +212,7 @@ def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     assert owner not in [mean.owner for _, means in log.last for mean in means]
 
 
+@fails_if(claims.voted, "round.votes.pop(sender, None)", "pass")
 def test_an_owner_that_is_back_with_the_leader_keeps_its_slices() -> None:
     world = World("ABCD", trains_s=10.0)
     world.reach(3)
@@ -273,6 +280,10 @@ def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
     assert exchange.ready.id > first.id
 
 
+@fails_if(
+    Lineage._judged, 'if how[peer] == "held" and not told[peer].fresh]', 'if how[peer] != "ahead" and peer not in kin]'
+)
+@fails_if(Lineage._judged, "model <= mine", "model >= mine")
 def test_of_three_lineages_the_greatest_is_taken() -> None:
     """Each of three peers is alone on its own: nobody has a majority, so versions decide."""
     assert decided(told("a"), told("b", "b2"), told("c", "c2", "c3"))[0] == "c3"
@@ -314,6 +325,7 @@ def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> 
     assert log.is_here("B")
 
 
+@fails_if(Lineage.tell, "fresh = leaves or", "fresh =")
 def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None:
     """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
     two halves would change places again and again."""
@@ -331,6 +343,7 @@ def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
     assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
 
 
+@fails_if(Lineage._judged, "this if fork else", "this if True else")
 def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
     """B leads fragment 1 after its leader's death, and is behind in fragment 0. All went by C, which is ahead in
     fragment 0 alone, again and again, and B waited for their promises."""
@@ -345,6 +358,7 @@ def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
     assert [version.chain for version in belief.told.versions] == ["a3", "a2"]
 
 
+@fails_if(Rounds._older, "message.version < commit.version", "True")
 def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
     """Only the one with the greater commit answers the other's."""
     world = World("AB")
@@ -368,6 +382,7 @@ def test_a_leader_may_wait_for_its_own_trainer() -> None:
     assert not waits.excuses(log, "A")
 
 
+@fails_if(closing.is_newcomer, " and member.id.incarnation == record.summary.incarnation", "")
 def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> None:
     """Whatever an earlier life of it did: the round does not wait for it."""
     log = a_log("B", "A", "B")
@@ -408,6 +423,7 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
     assert len(asked) <= 4, f"asked for {asked}"
 
 
+@fails_if(Fetching._roll, "or self._has_passed(fetch, commit, number)", "")
 def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> None:
     """A's and B's transfers to X go on and on. X kept slices whose next mean was lost, and never had its state."""
     world = World("AB")
@@ -487,6 +503,7 @@ def test_a_slice_that_comes_late_is_taken() -> None:
     assert world.run(25, lambda: world.peers["C"].epoch > 0), world.tell()
 
 
+@fails_if(Fetching.headed, "if not self.together and held is not None and", "if False and")
 def test_a_donor_that_is_behind_sets_nobody_back() -> None:
     world = World("AB")
     world.reach(3)
@@ -498,6 +515,7 @@ def test_a_donor_that_is_behind_sets_nobody_back() -> None:
     assert [message.numbers for _, message in sent(effects, Ask)] == [()]
 
 
+@fails_if(Replica._delivered, "self.fetching.unsent.add((", "set().add((", 1)
 @pytest.mark.parametrize("number", [HEAD, 1])
 def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> None:
     """Not after as long as a slow slice may take: meanwhile a leader that waits for this peer passes it over."""
@@ -542,6 +560,7 @@ def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     assert not [one for one in later if isinstance(one, e.Keep)]
 
 
+@fails_if(Replica._wakeup, "self.fetching.forgive(now)", "pass")
 def test_a_repair_goes_on_after_the_process_stood_still() -> None:
     """To a process that was suspended the others seem silent. Else the damage would become a part of the state."""
     world = World("AB")
@@ -570,6 +589,7 @@ def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
     assert fetch.done
 
 
+@fails_if(Replica._answer, "if number not in self.fetching.repaired(log.fragment)", "if True")
 def test_slices_under_repair_are_sent_afterwards() -> None:
     """Else damage would spread, and the damaged peer get it back."""
     world = World("AB")
@@ -581,6 +601,7 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
     assert replica.fetching.unsent == {("B", 0, 1)}
 
 
+@fails_if(Fetching._give_up, "return self.repair(log, damaged,", "return self.repair(log, (),")
 def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
     """The fetch takes the place of the repair, and may be in vain: then the repair begins again."""
     world = World("AB")
@@ -594,6 +615,7 @@ def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
     assert sent(again, Ask) == [("B", Ask(0, (1,)))]
 
 
+@fails_if(digests.majority, "sorted(log.digests, reverse=True)", "sorted(log.digests)[-1:]")
 def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> None:
     """Where a round is no longer than the time between two probes, the others' Summaries are always behind."""
     log = a_log("A", "A", "B", "C")
@@ -607,6 +629,7 @@ def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> Non
     assert not digests.majority(log)
 
 
+@fails_if(Fetching._give_up, "return [kept, Keep(fetch.fragment, fetch.numbers)]", "return [kept]")
 def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
     world = World("A")
     world.reach(0)
@@ -616,6 +639,7 @@ def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
     assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
 
 
+@fails_if(Fetching.tick, "if fetch.repair:", "if not fetch:", behind=False)
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
     """B repairs the same slice as A, or is behind and wants it from A: each would wait for the other for ever."""
@@ -647,6 +671,7 @@ def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None
     raise AssertionError("A asks C for ever")
 
 
+@fails_if(applying._anew, "None if log.rules.asynchronous else claims.told_choice(log)", "claims.told_choice(log)")
 def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_window() -> None:
     """A leads after B, whose commit it knows but not its means. It collects anew as in this mode, so that the buffer
     is not overfilled and its successors hold the commit first."""
@@ -659,6 +684,7 @@ def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_w
     assert (log.phase, log.round.close) == (Phase.COLLECTING, None)
 
 
+@fails_if(holding.offer, "[0] > log.epoch", "[0] > 2**40")
 def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond() -> None:
     """A stood still, and B made another commit of the same epoch. C, which comes later, would take A's step, and nobody
     else."""
@@ -686,6 +712,7 @@ def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
     assert replica.logs[0].phase is Phase.COLLECTING
 
 
+@fails_if(Fetching.filled, "if fetch is None or fetch.busy.get(done.number) != done.version:", "if fetch is None:")
 def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
     """Else a slice would be rolled forward from a version that it doesn't have."""
     world = World("AB")
@@ -746,6 +773,8 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
 
 
+@fails_if(holding.carry_over, " or unfit(peer, ready, log.held, log.rules)", "", "its data went to others")
+@fails_if(holding.carry_over, "is_stale(log, ready.base) or ", "", "it became too old")
 @pytest.mark.parametrize("because", ["it became too old", "its data went to others"])
 def test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(because: str) -> None:
     """The leader would count it, and all others would refuse its commit."""
@@ -827,6 +856,7 @@ def test_slices_from_moving_donors_meet_at_one_version() -> None:
     assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
 
 
+@fails_if(Fetching._advance, "head.version, fetch.donors, now", "head.version, [*fetch.sources.values()], now")
 def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() -> None:
     """A slice may come from any peer near the head; a commit that such a peer tells is not believed."""
     log = a_log("A", "A", "B", "C", of=rules(mode="async"))
@@ -848,6 +878,7 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
     assert claims.would_promise(log, leader, term, 1.0)
 
 
+@fails_if(Replica._wakeup, "log.unproven = True", "pass")
 def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
     """Others may have gone on without it. A newcomer, which knows nothing of them, would hold its next commit."""
     world = asynchronous("ABC")
@@ -942,6 +973,7 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     assert [want.what for _, want in again] == [What.NEXT]
 
 
+@fails_if(claims._gives_up, "return log.phase in (Phase.CLAIMING, Phase.COLLECTING) and", "return False and")
 def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
     """D and the leader can't reach each other for a while, so D claims. The others see the leader able, and promise D
     nothing. Then the link is there again: D held to its claim, served the leader no more, and was left out."""
@@ -958,6 +990,7 @@ def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
     assert counted == set("ABCD")
 
 
+@fails_if(claims.voted, "if message.leader == log.me and", "if False and")
 def test_of_two_that_have_yielded_to_each_other_the_greater_claim_stands() -> None:
     """B claims term 1 while A is away. A comes back, claims its own next turn, and yields, because most have promised
     B. But the last of them has promised A, so B yields, too. Nobody led then, until A was said to do nothing."""

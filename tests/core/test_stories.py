@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.core import claims, leading
 from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Told, Vote, Want, What
 from p2p_diloco.core.round import Phase
+from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
 
@@ -105,6 +107,9 @@ def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
     world.check()
 
 
+@fails_if(
+    leading._may_work, "if peer in log.round.excluded", "return True\n    if peer in log.round.excluded", Commit, 0, 0
+)
 @pytest.mark.parametrize("kind", [Ready, Slice, Close, Mean, Commit])
 @pytest.mark.parametrize("seen", [0, 2])
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -122,6 +127,7 @@ def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> No
     assert all(log.phase is not Phase.FETCHING for name in others for log in world.peers[name].replica.logs)
 
 
+@fails_if(claims.told_choice, "return next((choice for", "return None and next((choice for", Commit, 6.0)
 @pytest.mark.parametrize("late", [0.5, 4.0])
 @pytest.mark.parametrize("kind", [Ready, Slice, Close, Mean, Commit, Claim, Vote])
 def test_a_delay_alone_makes_no_fork(kind: type, late: float) -> None:
