@@ -124,7 +124,7 @@ def test_others_commits_are_no_reason_to_merge() -> None:
     world = asynchronous()
     world.peers["A"].trains_s = 20.0
     world.run(30, lambda: world.peers["A"].made > 0)
-    own, log = world.peers["A"].replica.own, world.peers["A"].replica.logs[0]
+    own, log = world.peers["A"].replica.own, world.log("A")
     assert world.run(60, lambda: not (own.flying or own.over) and own.merged[0] != log.version), world.tell()
     assert loaded(world) == ()
     own.over.add(0)
@@ -186,7 +186,7 @@ def test_means_are_told_of_the_commit_that_is_offered_too() -> None:
     """Whoever fetches the version before it asks without a key: it knows the commit, and lacks a mean."""
     world = asynchronous()
     world.run(30)
-    leader = world.peers[world.peers["A"].state().plan.succession[0]]
+    leader = world.peers[world.line[0]]
     world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held) else None)
     world.run(40, lambda: leader.replica.logs[0].phase is Phase.HOLDING)
     version = leader.state().version

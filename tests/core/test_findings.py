@@ -75,9 +75,8 @@ def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
 def test_late_commits_of_a_live_leader_make_no_fork() -> None:
     """The leader commits, and all its commits are late; the others find it silent, claim, and make the same version,
     because their votes tell the choice that they served."""
-    world = World("ABC", rules(min_peers=2))
-    world.reach(3)
-    leader = world.peers["A"].state().plan.succession[0]
+    world = World("ABC", rules(min_peers=2), epoch=3)
+    leader = world.line[0]
     others = "".join(sorted({"A", "B", "C"} - {leader}))
 
     def rule(sender: str, to: str, message: Message) -> float | None:
@@ -179,8 +178,7 @@ def test_gone_can_not_name_those_that_take_part() -> None:
 @fails_if(claims.would_promise, "or not able(log, log.round.leader)", "or True")
 def test_claims_while_the_leader_works_get_no_promise() -> None:
     """A member claims from each version's start; nobody promises, and rounds go on without a takeover."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     hostile = "C"
     for _ in range(60):
         state = world.peers[hostile].state()
@@ -198,10 +196,9 @@ def test_claims_while_the_leader_works_get_no_promise() -> None:
 @fails_if(claims._outvoted, "2 * sum", "10 * sum")
 def test_one_refusing_owner_does_not_void_a_close() -> None:
     """Of three owners one votes for a greater claim: the leader goes on; only with most owners does it yield."""
-    world = World("ABCD", rules(slices=8))
-    world.reach(3)
-    leader, second = world.peers["A"].state().plan.succession[:2]
-    log = world.peers[leader].replica.logs[0]
+    world = World("ABCD", rules(slices=8), epoch=3)
+    leader, second = world.line[:2]
+    log = world.log(leader)
     assert world.run(30, lambda: log.phase is Phase.CLOSING)
     owners = sorted(set(log.held.plan.owners) - {leader})
     vote = Vote(0, log.held.version, 1, second)
@@ -215,10 +212,9 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
 @fails_if(claims._gives_up, "log.phase in (Phase.CLAIMING, Phase.COLLECTING) and", "log.phase is Phase.CLAIMING and")
 def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     """B has claimed A's term, and had its promises. A is back, and C holds to it, too: neither promises again."""
-    world = World("ABC")
-    world.reach(3)
-    first, second, third = world.peers["A"].state().plan.succession
-    log = world.peers[second].replica.logs[0]
+    world = World("ABC", epoch=3)
+    first, second, third = world.line
+    log = world.log(second)
     log.round.term, log.round.leader, log.round.promised = 1, second, set()
     assert log.phase is Phase.COLLECTING
     vote = Vote(0, log.held.version, 0, first)
@@ -232,10 +228,9 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
 def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     """A has claimed the term, and B has promised it. A gives its claim up for B's, which is on its way: B goes on when
     A votes for B. A vote that A gave before its claim, and that comes late, says nothing."""
-    world = World("ABC")
-    world.reach(3)
-    first, second, _ = world.peers["A"].state().plan.succession
-    log = world.peers[second].replica.logs[0]
+    world = World("ABC", epoch=3)
+    first, second, _ = world.line
+    log = world.log(second)
     version, number = log.held.version, 100
     log.round.passed.add(first)
     world.handle(second, e.Received(first, Claim(0, version, 3, number)))
@@ -250,10 +245,9 @@ def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
 @fails_if(claims.yields, "(leader, (term, math.inf))", "(leader, (term, -1))")
 def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
     """C tells B that A has claimed the term. Of A's votes B can't know whether they are older than that claim."""
-    world = World("ABC")
-    world.reach(3)
-    first, second, third = world.peers["A"].state().plan.succession
-    log = world.peers[second].replica.logs[0]
+    world = World("ABC", epoch=3)
+    first, second, third = world.line
+    log = world.log(second)
     log.round.passed.add(first)  # else nobody promises A's claim
     claims.yields(log, 3, first)
     claims.voted(log, first, Vote(0, log.held.version, 1, third, turn=100))
@@ -266,10 +260,9 @@ def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
 @fails_if(claims._is_old, "return message.turn < newest", "return False")
 def test_a_promise_that_was_overtaken_is_none() -> None:
     """C promises B's claim, and then A's later one. B hears of them in the other order, and does not count C."""
-    world = World("ABC")
-    world.reach(3)
-    first, second, third = world.peers["A"].state().plan.succession
-    log = world.peers[second].replica.logs[0]
+    world = World("ABC", epoch=3)
+    first, second, third = world.line
+    log = world.log(second)
     log.round.term, log.round.leader, log.round.promised = 1, second, set()
     claims.voted(log, third, Vote(0, log.held.version, 3, first, turn=8))
     log.round.term, log.round.leader, log.round.promised = 1, second, set()
@@ -282,10 +275,9 @@ def test_a_promise_that_was_overtaken_is_none() -> None:
 @fails_if(owning.closed, "if not claims.would_promise(log, sender, close.term, now):", "if False:")
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
-    world = World("ABC")
-    world.reach(3)
-    old, new, owner = world.peers["A"].state().plan.succession
-    log = world.peers[owner].replica.logs[0]
+    world = World("ABC", epoch=3)
+    old, new, owner = world.line
+    log = world.log(owner)
     log.round.term, log.round.leader = 1, new
     state = world.peers[owner].state()
     choice = Choice(old, 0, ((old, a_ready(state)),))
@@ -301,10 +293,9 @@ def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
 def test_a_claim_waits_for_those_that_refuse() -> None:
     """One of three finds the leader slow and claims; the third one refuses, as the leader is able in its view: no fork
     follows, and the leader's commit is taken."""
-    world = World("ABC")
-    world.reach(3)
-    leader, other, _ = world.peers["A"].state().plan.succession
-    log = world.peers[other].replica.logs[0]
+    world = World("ABC", epoch=3)
+    leader, other, _ = world.line
+    log = world.log(other)
     log.round.passed.add(leader)
     world.wake(other)
     assert log.phase is Phase.CLAIMING
@@ -321,8 +312,7 @@ def test_a_claim_waits_for_those_that_refuse() -> None:
 @fails_if(leading.failed_authors, " or now - since > log.grace()", "")
 def test_an_author_without_slices_is_left_out() -> None:
     """C sends Ready and no slice: the round goes on without it, and it is named late."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     world.rules_of_net.append(lambda s, t, m: LOST if s == "C" and isinstance(m, Slice) else None)
     world.reach(7, seconds=200)
     assert world.peers["A"].state().roll["C"].epoch <= 5
@@ -333,8 +323,7 @@ def test_an_author_without_slices_is_left_out() -> None:
 @fails_if(owning.fits, "return (part.id, part.hash) == (ready.id, ready.hashes[part.number])", "return True")
 def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
     """C sends other bytes to one owner than it signed: they are not counted."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
 
     def lie(sender: str, to: str, message: Message) -> Message:
         if sender == "C" and isinstance(message, Slice):
@@ -350,8 +339,7 @@ def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
 @fails_if(applying.is_owned, "return any(", "return True or any(")
 def test_a_mean_that_its_owner_did_not_make_is_not_used() -> None:
     """C sends means of slices that it does not own, before their owners do."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     done: set[str] = set()
 
     def lie(sender: str, to: str, message: Message) -> Message:
@@ -371,8 +359,7 @@ def test_a_mean_that_its_owner_did_not_make_is_not_used() -> None:
 
 def test_an_owner_that_is_always_late_owns_nothing_in_the_end() -> None:
     """B leads and authors in time, but its means never come: it is replaced, and demoted by two leaders."""
-    world = World("ABCD", rules(slices=8))
-    world.reach(3)
+    world = World("ABCD", rules(slices=8), epoch=3)
     world.rules_of_net.append(lambda s, t, m: LOST if s == "B" and isinstance(m, Mean) else None)
     world.reach(9, seconds=300)
     state = world.peers["A"].state()
@@ -390,14 +377,13 @@ def test_an_owner_that_is_always_late_owns_nothing_in_the_end() -> None:
 @fails_if(closing.open_round, "min(least, max(2, math.ceil(least / 2)))", "1")
 def test_one_early_contribution_opens_nothing() -> None:
     """One fast peer's contribution does not let the waits for the others begin."""
-    world = World("ABCD")
-    world.reach(3)
+    world = World("ABCD", epoch=3)
     for name in "BCD":
         world.peers[name].trains_s = 10.0
     world.peers["A"].trains_s = 1.0
     world.reach(5)
-    leader = world.peers["A"].state().plan.succession[0]
-    log = world.peers[leader].replica.logs[0]
+    leader = world.line[0]
+    log = world.log(leader)
     assert world.run(20, lambda: "A" in log.round.readys and len(log.round.readys) == 1)
     assert log.round.opened is None
 
@@ -405,8 +391,7 @@ def test_one_early_contribution_opens_nothing() -> None:
 @fails_if(closing.misses_often, "return sum(", "return False and sum(")
 def test_a_peer_that_misses_every_other_round_is_waited_for_briefly() -> None:
     """D works and sends nothing in every other round: these wait for a usual round, not for round_timeout."""
-    world = World("ABCD")
-    world.reach(3)
+    world = World("ABCD", epoch=3)
     world.rules_of_net.append(
         lambda s, t, m: LOST if s == "D" and isinstance(m, Ready) and m.base.epoch % 2 == 0 else None
     )
@@ -457,9 +442,8 @@ def test_newcomers_of_one_grant_are_bounded() -> None:
 @fails_if(admission.objection, "mine.bare() != listed.bare()", "False")
 def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
     """The leader changes C's samples: C refuses the commit."""
-    world = World("ABC")
-    world.reach(3)
-    log = world.peers["C"].replica.logs[0]
+    world = World("ABC", epoch=3)
+    log = world.log("C")
     assert world.run(20, lambda: "C" in log.round.readys and log.phase is Phase.COLLECTING)
     state, mine = world.peers["C"].state(), log.round.readys["C"]
     leader = state.plan.succession[0]
@@ -479,8 +463,7 @@ def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
 @fails_if(Fetching.headed, "if not is_sound(message.state):", "if False:")
 def test_a_head_with_a_false_roll_is_noticed() -> None:
     """A donor tells a state whose roll it has changed: it does not have the chain of its version."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
 
     def lie(sender: str, to: str, message: Message) -> Message:
         if sender == "A" and isinstance(message, Head):
@@ -498,8 +481,7 @@ def test_a_head_with_a_false_roll_is_noticed() -> None:
 @fails_if(Lineage._judged, "if for_it < against or (for_it == against and model <= mine):", "if model <= mine:")
 def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     """C tells a version far ahead of what the two others hold: both stay, and rounds go on."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     began = world.now
 
     def lie(sender: str, to: str, message: Message) -> Message:
@@ -526,8 +508,7 @@ def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
 @fails_if(Fetching._roll, "elif mean is not None:", "elif False:")
 def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> None:
     """Each slice takes longer than three rounds; the newcomer gets a whole state nevertheless."""
-    world = World("ABC", rules(slices=6, fetch_window=1), trains_s=1.0)
-    world.reach(3)
+    world = World("ABC", rules(slices=6, fetch_window=1), trains_s=1.0, epoch=3)
     world.rules_of_net.append(lambda s, t, m: 3.5 if isinstance(m, Part) else None)
     world.join("D")
     world.reach(1, "D", seconds=120)
@@ -544,8 +525,7 @@ def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> N
 @fails_if(Replica._mend, "if others := digests.majority(log):", "if others := []:")
 def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
     """C's tensors change in memory: most tell another digest, so it fetches its slices, and goes on taking part."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     c = world.peers["C"]
     c.theta[0] = [frozenset({"damage"}), *c.theta[0][1:]]
     world.versions.clear()
@@ -563,8 +543,7 @@ def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
 
 def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
     """One of three tells other digests than it has: nobody repairs."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
 
     def lie(sender: str, to: str, message: Message) -> Message:
         from p2p_diloco.core.messages import Probe, ProbeAck
@@ -585,8 +564,7 @@ def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
 @fails_if(Exchange.contribute, "not self.is_out(event.fragment)", "True")
 def test_an_exchange_taken_up_again_has_the_same_id() -> None:
     """The trainer contributes twice on one version: the second one is the first."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     peer = world.peers["C"]
     assert world.run(20, lambda: peer.waits_for_release)
     ready = peer.replica.own.ready
@@ -599,8 +577,7 @@ def test_an_exchange_taken_up_again_has_the_same_id() -> None:
 
 def test_the_run_ends_everywhere_at_one_version() -> None:
     """At the stop every peer reaches the final state, and makes no further commit."""
-    world = World("ABC", rules(stop_after_epochs=5))
-    world.reach(5)
+    world = World("ABC", rules(stop_after_epochs=5), epoch=5)
     world.run(20)
     assert {peer.epoch for peer in world.peers.values()} == {5}
     assert all(any(isinstance(one, e.Finished) for one in peer.seen) for peer in world.peers.values())
@@ -608,8 +585,7 @@ def test_the_run_ends_everywhere_at_one_version() -> None:
 
 def test_a_revision_is_adopted_with_the_next_commit() -> None:
     """One peer learns a revision; the next commits name it, and a lone peer of a pair may go on with min_peers 1."""
-    world = World("AB")
-    world.reach(3)
+    world = World("AB", epoch=3)
     world.kill("B")
     world.run(30)
     stuck = world.peers["A"].epoch

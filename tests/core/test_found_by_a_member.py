@@ -246,11 +246,10 @@ def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
 def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     """B had claimed a late term, and is dead; C has promised it that term and can't promise A an earlier one. The other
     peers have promised A, which counts C's contribution, too."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     a, c = "A", "C"
     assert world.run(20, lambda: world.peers[c].replica.own.sent() == (3,))
-    log = world.peers[c].replica.logs[0]
+    log = world.log(c)
     want = Want(0, log.held.version, What.SLICES, (0,))
     log.round.term, log.round.leader = 40, "B"
     assert not sent(world.peers[c].replica.handle(e.Received(a, want), world.now), Slice)
@@ -368,7 +367,7 @@ def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, M
     """A lie of this peer: that it is where A is, and, if `sent`, that its contribution is out."""
 
     def lie(sender: str, _to: str, message: Message) -> Message:
-        version = world.peers["A"].replica.logs[0].held.version
+        version = world.log("A").held.version
         if sender == silent and isinstance(message, Probe | ProbeAck) and message.summary.heads:
             heads, out = ((version.epoch, version.chain),), (version.epoch if sent else -1,)
             return replace(message, summary=replace(message.summary, heads=heads, sent=out))
@@ -383,9 +382,8 @@ def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, M
 def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> None:
     """B leads and dies. C, the next, answers probes, and neither claims nor contributes. E leads without it; C may say
     that its contribution is out, which the others believe, so E does not wait for it until the deadline either."""
-    world = World("ABCDE", rules(round_timeout=20.0))
-    world.reach(3)
-    leader, second, *others = world.peers["A"].state().plan.succession
+    world = World("ABCDE", rules(round_timeout=20.0), epoch=3)
+    leader, second, *others = world.line
     assert "A" in others
     silence(world, second)
     world.lies.append(stands_by(world, second, sent=sent))
@@ -396,14 +394,13 @@ def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> 
 @fails_if(claims.announce, "if log.round.led and not log.leads:", "if False:")
 def test_a_leader_that_yields_says_so() -> None:
     """A yields to a claim of X, of which the others have not heard, and X dies. They don't go on waiting for A."""
-    world = World("ABCX")
-    world.reach(3)
-    leader, *others = world.peers["A"].state().plan.succession
+    world = World("ABCX", epoch=3)
+    leader, *others = world.line
     gone = others.pop()
     world.kill(gone)
-    claims.yields(world.peers[leader].replica.logs[0], 3, gone)
+    claims.yields(world.log(leader), 3, gone)
     world.run(2 * world.rules.probe_every)
-    assert all(leader in world.peers[peer].replica.logs[0].round.passed for peer in others)
+    assert all(leader in world.log(peer).round.passed for peer in others)
     assert world.run(20.0, lambda: all(world.peers[peer].epoch > 3 for peer in (leader, *others)))
 
 
@@ -411,7 +408,7 @@ def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, Mess
     """A lie of these peers: that they are five epochs ahead of A."""
 
     def lie(sender: str, _to: str, message: Message) -> Message:
-        held = world.peers["A"].replica.logs[0].held
+        held = world.log("A").held
         ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, chain="lie")
         if sender in silent and isinstance(message, Probe | ProbeAck):
             return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.chain),)))
@@ -455,8 +452,7 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
 def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_slow_to_answer() -> None:
     """A asks B, C and X. B and C are busy, so X's answer is the only one in time. Their Summaries have told where they
     are, so A stays with them."""
-    world = World("ABCX", rules(round_timeout=600.0))
-    world.reach(3)
+    world = World("ABCX", rules(round_timeout=600.0), epoch=3)
     heads = {log.fragment: log.held.version for log in world.peers["A"].replica.logs}
     lie = replace(heads[0], samples=heads[0].samples + 500, epoch=heads[0].epoch + 5, chain="lie")
 
@@ -479,8 +475,7 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
 def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:
     """X has sent all of the first fragment, and nothing of the second for long. A keeps its own model: one fragment of
     each lineage would be neither."""
-    world = World("AX", rules(fragments=2))
-    world.reach(2)
+    world = World("AX", rules(fragments=2), epoch=2)
     fetching, logs = world.peers["A"].replica.fetching, world.peers["A"].replica.logs
     fetching.begin([0, 1], ["X"], world.now, together=True)
     first, since = fetching.fetches[0], world.now
@@ -504,7 +499,7 @@ def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     nobody hands the lead back to it."""
     world = World("ABC", rules(mode="async", round_timeout=600.0))
     world.run(40)
-    leader = world.peers["A"].replica.logs[0].round.leader
+    leader = world.log("A").round.leader
 
     def excuse(sender: str, _to: str, message: Message) -> Message:
         if sender != leader or not isinstance(message, Probe | ProbeAck):
@@ -522,7 +517,7 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     """The leader waits some times as long as usual, and from then on names another one."""
     world = World("ABC", rules(mode="async", round_timeout=600.0))
     world.run(40)
-    silent = world.peers["A"].replica.logs[0].held.plan.succession[1]
+    silent = world.log("A").held.plan.succession[1]
     heads = world.peers[silent].replica.roster.mine.heads
 
     def still(sender: str, _to: str, message: Message) -> Message:
@@ -539,8 +534,7 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
 @fails_if(leading._delivered, ">= log.epoch", "> log.epoch + 1000")
 def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     """X contributes to each round and sends no slice of it; each round waited for these, twice a grace."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     world.rules_of_net.append(lambda s, t, m: LOST if s == "X" and isinstance(m, Slice) else None)
     world.join("X")
     world.delivered.clear()

@@ -98,8 +98,7 @@ def test_at_epoch_0_only_the_founder_is_in_the_roll() -> None:
 
 def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
     """An entry with a weight and no hashes, or with hashes of another root, is a lie of the leader, and no error."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     state = world.peers["A"].state()
     leader, owner = state.plan.succession[0], state.plan.succession[1]
     for lie in ({"hashes": ()}, {"hashes": ("x", "y", "z")}):
@@ -113,9 +112,8 @@ def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
 
 
 def test_a_close_with_another_number_of_slices_is_refused() -> None:
-    world = World("AB")
-    world.reach(2)
-    log = world.peers["B"].replica.logs[0]
+    world = World("AB", epoch=2)
+    log = world.log("B")
     ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
     for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
         choice = replace(choice_of(log.held), entries=entries)
@@ -125,8 +123,7 @@ def test_a_close_with_another_number_of_slices_is_refused() -> None:
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     plan, found = world.peers["A"].state().plan, []
     carry_out = world.carry_out
 
@@ -185,11 +182,10 @@ def test_a_leader_that_was_away_yields() -> None:
 
 def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     """Else each of the two waits for the other for ever."""
-    world = World("ABC")
-    world.reach(3)
-    leader, other, _ = world.peers["A"].state().plan.succession
+    world = World("ABC", epoch=3)
+    leader, other, _ = world.line
     world.run(20, lambda: world.peers[other].replica.own.sent() == (3,))
-    log = world.peers[other].replica.logs[0]
+    log = world.log(other)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
     effects = world.peers[other].replica.handle(e.Received(leader, Want(0, log.held.version, What.READY)), world.now)
     assert [to for to, _ in sent(effects, Ready)] == [leader]
@@ -198,14 +194,13 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
 @fails_if(leading._may_work, " or claims.serves_another(log, peer)", "")
 def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     """It computes no mean for the leader any more. The leader waited for it as for one whose means are on their way."""
-    world = World("ABCD", trains_s=10.0)
-    world.reach(3)
-    leader, claimant, *_ = world.peers["A"].state().plan.succession
+    world = World("ABCD", trains_s=10.0, epoch=3)
+    leader, claimant, *_ = world.line
     owner = next(peer for peer in world.peers["A"].state().plan.owners if peer not in (leader, claimant))
     world.rules_of_net.append(
         lambda sender, _to, message: LOST if sender == owner and isinstance(message, Mean) else None
     )
-    log = world.peers[leader].replica.logs[0]
+    log = world.log(leader)
     assert world.run(30, lambda: log.phase is Phase.CLOSING)
     world.handle(leader, e.Received(owner, Vote(0, log.held.version, 1, claimant, turn=1000)))
     assert world.run(2.0, lambda: world.peers[leader].epoch > 3), world.tell()
@@ -214,10 +209,9 @@ def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
 
 @fails_if(claims.voted, "round.votes.pop(sender, None)", "pass")
 def test_an_owner_that_is_back_with_the_leader_keeps_its_slices() -> None:
-    world = World("ABCD", trains_s=10.0)
-    world.reach(3)
-    leader, claimant, owner, *_ = world.peers["A"].state().plan.succession
-    log = world.peers[leader].replica.logs[0]
+    world = World("ABCD", trains_s=10.0, epoch=3)
+    leader, claimant, owner, *_ = world.line
+    log = world.log(leader)
     for turn, held_to in enumerate((claimant, leader)):
         term = 1 if held_to == claimant else 0
         claims.voted(log, owner, Vote(0, log.held.version, term, held_to, turn=1000 + turn))
@@ -329,8 +323,7 @@ def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> 
 def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None:
     """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
     two halves would change places again and again."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica = world.peers["A"].replica
     for together in (False, True):
         replica.fetching.begin([0], ["B"], world.now, together=together)
@@ -361,8 +354,7 @@ def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
 @fails_if(Rounds._older, "message.version < commit.version", "True")
 def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
     """Only the one with the greater commit answers the other's."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica = world.peers["A"].replica
     commit, _ = replica.logs[0].last[-1]
     less, more = (replace(commit, version=replace(commit.version, chain=chain)) for chain in ("", "z"))
@@ -401,8 +393,7 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
 ) -> None:
     """X has a slow link, so a commit, which is short, overtakes the commit's means. X dropped what it had at each of
     them, and asked for it again: it might have had its state never. A mean may take long, while it moves."""
-    world = World("AB", trains_s=trains_s)
-    world.reach(2)
+    world = World("AB", trains_s=trains_s, epoch=2)
     takes_s = 2.0, 9.0, last_s
 
     def slow(_sender: str, to: str, message: Message) -> float | None:
@@ -426,8 +417,7 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
 @fails_if(Fetching._roll, "or self._has_passed(fetch, commit, number)", "")
 def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> None:
     """A's and B's transfers to X go on and on. X kept slices whose next mean was lost, and never had its state."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     newcomer, lost = world.join("X"), list[Mean]()
 
     def loses(_sender: str, to: str, message: Message) -> float | None:
@@ -452,14 +442,13 @@ def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> Non
 def test_a_mean_that_comes_just_before_its_slice_is_asked_for_is_kept() -> None:
     """An owner is a little ahead of X's donor, whose slice is at the version before. The mean was dropped, and X waited
     for it in vain."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     newcomer = world.join("X")
     fetching, log = newcomer.replica.fetching, newcomer.replica.logs[0]
     assert world.run(20.0, lambda: 0 in fetching.fetches and fetching.fetches[0].head is not None), world.tell()
     head = fetching.fetches[0].head
     assert head is not None
-    for base, is_kept in ((head.version, True), (world.peers["A"].replica.logs[0].last[-1][0].base, False)):
+    for base, is_kept in ((head.version, True), (world.log("A").last[-1][0].base, False)):
         fetching.fetches[0].asked = {}
         mean = Mean(0, base, "key", 2, "hash", "A", NOTHING, b"signed")
         newcomer.replica.handle(e.Received("A", mean), world.now)
@@ -485,8 +474,7 @@ def test_a_repair_under_way_explains_why_the_others_have_other_digests() -> None
 
 def test_means_are_no_slices_of_a_state() -> None:
     """X has one slice of three. The means of rounds come, and don't make a wait for the others begin anew."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     world.rules_of_net.append(lambda _s, to, m: 30.0 if to == "X" and isinstance(m, Part) and m.number else None)
     newcomer = world.join("X")
     world.run(12.0)
@@ -496,8 +484,7 @@ def test_means_are_no_slices_of_a_state() -> None:
 
 def test_a_slice_that_comes_late_is_taken() -> None:
     """A slice may take longer than a fetch waits before it asks another donor."""
-    world = World("AB", rules(heartbeat_timeout=2.0))
-    world.reach(2)
+    world = World("AB", rules(heartbeat_timeout=2.0), epoch=2)
     world.rules_of_net.append(lambda sender, to, message: 9.0 if isinstance(message, Part) else None)
     world.join("C")
     assert world.run(25, lambda: world.peers["C"].epoch > 0), world.tell()
@@ -505,8 +492,7 @@ def test_a_slice_that_comes_late_is_taken() -> None:
 
 @fails_if(Fetching.headed, "if not self.together and held is not None and", "if False and")
 def test_a_donor_that_is_behind_sets_nobody_back() -> None:
-    world = World("AB")
-    world.reach(3)
+    world = World("AB", epoch=3)
     replica = world.peers["A"].replica
     old = a_state(2, "A", "B")
     replica.fetching.begin([0], ["B"], world.now, together=False)
@@ -519,8 +505,7 @@ def test_a_donor_that_is_behind_sets_nobody_back() -> None:
 @pytest.mark.parametrize("number", [HEAD, 1])
 def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> None:
     """Not after as long as a slow slice may take: meanwhile a leader that waits for this peer passes it over."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica = world.peers["A"].replica
     part = part_of(replica.logs[0], number)
     replica.handle(e.SendFailed("B", part, gone=False), world.now)
@@ -531,8 +516,7 @@ def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> Non
 
 def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> None:
     """Not after as long as a slow answer may take: meanwhile a leader that waits for this peer passes it over."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     lost: list[Message] = []
 
     def first(_sender: str, _to: str, message: Message) -> float | None:
@@ -549,8 +533,7 @@ def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> N
 
 def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     """Else one lost message would make damage a part of the state."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica, now = world.peers["A"].replica, world.now
     effects = replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
     ((_, ask),) = sent(effects, Ask)
@@ -563,8 +546,7 @@ def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
 @fails_if(Replica._wakeup, "self.fetching.forgive(now)", "pass")
 def test_a_repair_goes_on_after_the_process_stood_still() -> None:
     """To a process that was suspended the others seem silent. Else the damage would become a part of the state."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica, later = world.peers["A"].replica, world.now + 2 * world.rules.fetch_again
     replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
     replica.roster.peers["B"].unanswered = world.now
@@ -575,8 +557,7 @@ def test_a_repair_goes_on_after_the_process_stood_still() -> None:
 
 def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
     """Else its digests, computed anew after the repair, would be those of the damage."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica, now = world.peers["A"].replica, world.now
     version = replica.logs[0].held.version
     replica.handle(e.Damaged(0, version, (1,)), now)
@@ -592,8 +573,7 @@ def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
 @fails_if(Replica._answer, "if number not in self.fetching.repaired(log.fragment)", "if True")
 def test_slices_under_repair_are_sent_afterwards() -> None:
     """Else damage would spread, and the damaged peer get it back."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica = world.peers["A"].replica
     replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
     effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
@@ -604,8 +584,7 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
 @fails_if(Fetching._give_up, "return self.repair(log, damaged,", "return self.repair(log, (),")
 def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
     """The fetch takes the place of the repair, and may be in vain: then the repair begins again."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica, now = world.peers["A"].replica, world.now
     replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
     replica.fetching.begin([0], ["B"], now, together=False)
@@ -631,8 +610,7 @@ def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> Non
 
 @fails_if(Fetching._give_up, "return [kept, Keep(fetch.fragment, fetch.numbers)]", "return [kept]")
 def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
-    world = World("A")
-    world.reach(0)
+    world = World("A", epoch=0)
     replica = world.peers["A"].replica
     replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
     replica.next_tick = world.now
@@ -643,8 +621,7 @@ def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
     """B repairs the same slice as A, or is behind and wants it from A: each would wait for the other for ever."""
-    world = World("AB")
-    world.reach(2)
+    world = World("AB", epoch=2)
     replica = world.peers["A"].replica
     state = replica.logs[0].held
     if behind:
@@ -656,8 +633,7 @@ def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
 
 def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None:
     """B repairs the same slice as A. C is behind: it sends its own one whenever it is asked, and wants A's or B's."""
-    world = World("ABC")
-    world.reach(2)
+    world = World("ABC", epoch=2)
     replica, now = world.peers["A"].replica, world.now
     fetching, state = replica.fetching, replica.logs[0].held
     replica.roster.summarized("C", replace(world.peers["C"].replica.roster.mine, heads=(state.links[0],)))
@@ -701,8 +677,7 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
 
 def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
     """A goes over to B's lineage while B goes over to another one: nobody holds what A wants any more."""
-    world = World("AB")
-    world.reach(3)
+    world = World("AB", epoch=3)
     replica = world.peers["A"].replica
     replica.fetching.begin([0], ["B"], world.now, together=True)
     replica.fetching.fetches[0].head = replica.logs[0].held
@@ -715,8 +690,7 @@ def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
 @fails_if(Fetching.filled, "if fetch is None or fetch.busy.get(done.number) != done.version:", "if fetch is None:")
 def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
     """Else a slice would be rolled forward from a version that it doesn't have."""
-    world = World("AB")
-    world.reach(3)
+    world = World("AB", epoch=3)
     replica = world.peers["A"].replica
     replica.fetching.begin([0], ["B"], world.now, together=True)
     fetch, here = replica.fetching.fetches[0], replica.logs[0].held.version
@@ -737,14 +711,13 @@ def submitter(world: World) -> Peer:
     return peer
 
 
-def asynchronous(names: str, **changes: Any) -> World:
-    return World(names, rules(mode="async", successors=1, **changes))
+def asynchronous(names: str, *, epoch: int, **changes: Any) -> World:
+    return World(names, rules(mode="async", successors=1, **changes), epoch=epoch)
 
 
 def test_the_step_of_a_proposal_is_taken_once_it_is_held() -> None:
     """The leader computes nothing for a commit that may never be."""
-    world = asynchronous("ABC")
-    world.reach(3)
+    world = asynchronous("ABC", epoch=3)
     world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held | Probe) else None)
     leaders = [world.peers[world.peers[name].state().plan.succession[0]] for name in "A"]
     assert world.run(20, lambda: leaders[0].replica.logs[0].phase is Phase.HOLDING)
@@ -765,8 +738,7 @@ def test_a_submission_has_weight_1() -> None:
 
 def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     """The first Held was lost, and its sender has gone on."""
-    world = asynchronous("ABC")
-    world.reach(3)
+    world = asynchronous("ABC", epoch=3)
     leader = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
     commit, _ = leader.replica.logs[0].last[-1]
     effects = leader.replica.handle(e.Received(commit.leader, commit), world.now)
@@ -779,9 +751,8 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
 def test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(because: str) -> None:
     """The leader would count it, and all others would refuse its commit."""
     old = because == "it became too old"
-    world = asynchronous("ABC", max_staleness=1 if old else None)
-    world.reach(3)
-    leader = world.peers[world.peers["A"].state().plan.succession[0]]
+    world = asynchronous("ABC", max_staleness=1 if old else None, epoch=3)
+    leader = world.peers[world.line[0]]
     log = leader.replica.logs[0]
     waiting = a_ready(log.held, life=9)
     if old:
@@ -795,8 +766,7 @@ def test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(because:
 
 
 def test_a_refused_submission_is_said_to_the_user() -> None:
-    world = asynchronous("ABC", max_staleness=2)
-    world.reach(3)
+    world = asynchronous("ABC", max_staleness=2, epoch=3)
     peer = submitter(world)
     ready = peer.replica.own.ready
     assert ready is not None
@@ -809,8 +779,7 @@ def test_a_refused_submission_is_said_to_the_user() -> None:
 
 
 def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
-    world = asynchronous("ABC")
-    world.reach(3)
+    world = asynchronous("ABC", epoch=3)
     peer = submitter(world)
     assert world.run(20, lambda: not peer.replica.own.flying)
     assert peer.replica.logs[0].round.handed[0] == ""
@@ -818,8 +787,7 @@ def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
 
 def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
     """Else a peer that is behind never finds that its answer is late, and never asks."""
-    world = asynchronous("ABC")
-    world.reach(3)
+    world = asynchronous("ABC", epoch=3)
     peer = submitter(world)
     own, log = peer.replica.own, peer.replica.logs[0]
     assert own.ready is not None
@@ -831,8 +799,7 @@ def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
 
 def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
     """The leader asks for a slice that was lost, by the version on which it was made."""
-    world = asynchronous("ABC")
-    world.reach(3)
+    world = asynchronous("ABC", epoch=3)
     peer = submitter(world)
     own, log = peer.replica.own, peer.replica.logs[0]
     assert own.ready is not None
@@ -846,8 +813,7 @@ def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
 def test_slices_from_moving_donors_meet_at_one_version() -> None:
     """Each slice takes as long as several commits, which only the named peers get: one that fetches asks for those that
     it needs."""
-    world = World("ABCD", rules(mode="async", successors=1), trains_s=6.5)
-    world.reach(3)
+    world = World("ABCD", rules(mode="async", successors=1), trains_s=6.5, epoch=3)
     slow = {"A": 3.0, "B": 6.0, "C": 4.0, "D": 5.0}
     world.rules_of_net.append(
         lambda sender, to, message: slow[to] if isinstance(message, Ask) and message.numbers else None
@@ -881,9 +847,8 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
 @fails_if(Replica._wakeup, "log.unproven = True", "pass")
 def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
     """Others may have gone on without it. A newcomer, which knows nothing of them, would hold its next commit."""
-    world = asynchronous("ABC")
-    world.reach(3)
-    leader = world.peers[world.peers["A"].state().plan.succession[0]].replica
+    world = asynchronous("ABC", epoch=3)
+    leader = world.peers[world.line[0]].replica
     assert world.run(20, lambda: leader.logs[0].phase is Phase.COLLECTING)
     effects = leader.handle(e.Wakeup(), leader.planned + leader.rules.frozen_after + 1)
     assert {to for to, _ in sent(effects, Claim)} == {*"ABC"} - {leader.me}
@@ -893,11 +858,10 @@ def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
 def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase: Phase) -> None:
     """It has closed its round, or made its commit, takes itself for behind, and finds no donor. It goes on on the
     version that it had: two choices of one attempt, or two commits of one term, would expel it."""
-    world = World("ABC")
-    world.reach(2)
+    world = World("ABC", epoch=2)
 
     def leads(name: str) -> bool:
-        log = world.peers[name].replica.logs[0]
+        log = world.log(name)
         return log.phase is phase and log.leads
 
     assert world.run(60, lambda: any(map(leads, "ABC")))
@@ -977,13 +941,12 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
 def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
     """D and the leader can't reach each other for a while, so D claims. The others see the leader able, and promise D
     nothing. Then the link is there again: D held to its claim, served the leader no more, and was left out."""
-    world = World("ABCD", rules(round_timeout=600.0), trains_s=16.0)
-    world.reach(2)
-    leader = world.peers["A"].state().plan.succession[0]
+    world = World("ABCD", rules(round_timeout=600.0), trains_s=16.0, epoch=2)
+    leader = world.line[0]
     claimant = next(peer for peer in "DC" if peer != leader)
     world.cut(claimant, leader)
     world.run(13.0)
-    assert world.peers[claimant].replica.logs[0].phase is Phase.CLAIMING
+    assert world.log(claimant).phase is Phase.CLAIMING
     world.cuts.clear()
     world.reach(3, seconds=6.0)
     (counted,) = {frozenset(dict(m.choice.entries)) for m in world.sent(Commit) if m.version.epoch == 3}

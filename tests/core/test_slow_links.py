@@ -121,8 +121,7 @@ def test_what_comes_again_is_no_progress() -> None:
 
 def test_without_a_head_a_newcomer_keeps_the_means_of_one_round() -> None:
     """A donor that withholds its head made it keep all."""
-    world = World("AB", trains_s=0.5)
-    world.reach(2)
+    world = World("AB", trains_s=0.5, epoch=2)
     world.rules_of_net.append(lambda _s, to, m: LOST if to == "X" and isinstance(m, Head) else None)
     newcomer = world.join("X")
     world.run(20.0)

@@ -19,8 +19,7 @@ def leader(world: World, at: str = "A") -> str:
 def test_a_quiet_round() -> None:
     """Three peers train round after round: everybody is counted in each, all hold equal tensors, no step is lost, and
     each leads in its turn."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     led = set()
     for epoch in range(3, 9):
         world.reach(epoch)
@@ -34,8 +33,7 @@ def test_a_quiet_round() -> None:
 
 def test_each_owner_computes_its_slices_and_nobody_all() -> None:
     """With six slices and three peers, each owns two, and sends its means to all."""
-    world = World("ABC", rules(slices=6))
-    world.reach(4)
+    world = World("ABC", rules(slices=6), epoch=4)
     owners = world.peers["A"].state().plan.owners
     assert sorted(owners.count(peer) for peer in "ABC") == [2, 2, 2]
 
@@ -58,8 +56,7 @@ def die_when(world: World, name: str, kind: type, seen: int = 1, epoch: int = 3)
 def test_the_founder_does_not_compute_the_first_round_alone() -> None:
     """The founding names A alone. B and C hold their slices back until A's Close says who owns them: A would need
     memory for all slices of all."""
-    world = World("ABC", rules(slices=6, start_peers=3))
-    world.reach(1)
+    world = World("ABC", rules(slices=6, start_peers=3), epoch=1)
     means, slices = world.sent(Mean), [part for part in world.sent(Slice, to="A") if part.base.epoch == 0]
     assert {mean.owner for mean in means if mean.base.epoch == 0} == set("ABC")
     assert len(slices) == 2 * 2  # of B and C each, those that A owns
@@ -81,8 +78,7 @@ def test_who_owns_nothing_is_told_that_the_first_round_is_closed() -> None:
 def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
     """B makes the commit, sends it to C, and dies; C lacks a mean that only A has. A claims, C tells the commit, and
     both reach the version that B made."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     b = leader(world)
     a, c = sorted({"A", "B", "C"} - {b})
     slow = [number for number, owner in enumerate(world.peers[a].state().plan.owners) if owner == b]
@@ -115,9 +111,8 @@ def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> None:
     """Whoever dies, after whatever message: the others commit soon, agree, and lose none of their steps."""
-    world = World("ABCD")
-    world.reach(3)
-    victim = world.peers["A"].state().plan.succession[place]
+    world = World("ABCD", epoch=3)
+    victim = world.line[place]
     die_when(world, victim, kind, seen)
     others = "".join(sorted(set("ABCD") - {victim}))
     world.reach(6, others, seconds=60)
@@ -132,8 +127,7 @@ def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> No
 @pytest.mark.parametrize("kind", [Ready, Slice, Close, Mean, Commit, Claim, Vote])
 def test_a_delay_alone_makes_no_fork(kind: type, late: float) -> None:
     """Messages of one kind of one peer are late, again and again: all stay on one lineage."""
-    world = World("ABC")
-    world.reach(2)
+    world = World("ABC", epoch=2)
     world.rules_of_net.append(lambda s, t, m: late if s == "B" and isinstance(m, kind) else None)
     world.run(60)
     heads = [world.peers[name].state() for name in "ABC"]
@@ -146,8 +140,7 @@ def test_a_delay_alone_makes_no_fork(kind: type, late: float) -> None:
 
 def test_a_newcomer_is_counted_from_its_second_round() -> None:
     """D joins in the middle of a round, fetches the state from all donors, and is soon counted in each round."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     world.run(1.0)
     world.join("D")
     world.reach(5, "D")
@@ -158,8 +151,7 @@ def test_a_newcomer_is_counted_from_its_second_round() -> None:
 
 def test_a_missed_commit_is_fetched_as_a_commit() -> None:
     """C gets neither the commit nor the means of one round; it asks for them, and is counted again."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     drop = [lambda s, t, m: LOST if t == "C" and isinstance(m, (Commit, Mean)) and m.base.epoch == 3 else None]
     world.rules_of_net += drop
     world.reach(4, "AB")
@@ -172,26 +164,24 @@ def test_a_missed_commit_is_fetched_as_a_commit() -> None:
 def test_means_are_kept_until_all_hold_their_commit() -> None:
     """While C lacks the commit, A and B keep its means, which are as long as what a peer sends in a round. Once C has
     it, they let go of them, though the next round has not begun."""
-    world = World("ABC", trains_s=30.0)
-    world.reach(1)
+    world = World("ABC", trains_s=30.0, epoch=1)
     world.rules_of_net.append(lambda s, t, m: LOST if t == "C" and isinstance(m, Commit | Mean | Told) else None)
     world.reach(2, "AB")
-    last = {name: world.peers[name].replica.logs[0].last[-1] for name in "AB"}
+    last = {name: world.log(name).last[-1] for name in "AB"}
     world.run(10.0)
     assert world.peers["C"].epoch == 1
-    assert all(world.peers[name].replica.logs[0].last[-1] == last[name] for name in "AB")
+    assert all(world.log(name).last[-1] == last[name] for name in "AB")
     assert all(last[name][1] for name in "AB")
     world.rules_of_net.clear()
     world.reach(2)
     world.run(5.0)
     assert [peer.epoch for peer in world.peers.values()] == [2, 2, 2]
-    assert [world.peers[name].replica.logs[0].last for name in "AB"] == [[(last[name][0], ())] for name in "AB"]
+    assert [world.log(name).last for name in "AB"] == [[(last[name][0], ())] for name in "AB"]
 
 
 def test_the_whole_swarm_restarts_from_disk() -> None:
     """All die; two come back from their disks and one from an older one: all go on from the newest state."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     old = world.peers["C"].state()
     theta = [list(slices) for slices in world.peers["C"].theta]
     world.kill("C")
@@ -211,8 +201,7 @@ def test_the_whole_swarm_restarts_from_disk() -> None:
 
 def test_a_cut_between_two_of_three_costs_a_detour() -> None:
     """A and C can't reach each other: their slices and means go by B, or round B's turn."""
-    world = World("ABC")
-    world.reach(3)
+    world = World("ABC", epoch=3)
     world.cut("A", "C")
     world.run(200)
     heads = [world.peers[name].state() for name in "ABC"]
@@ -222,8 +211,7 @@ def test_a_cut_between_two_of_three_costs_a_detour() -> None:
 
 def test_the_many_win_when_a_cut_heals() -> None:
     """A cut leaves one fast peer alone and three together. When it heals, the three win, however far the one came."""
-    world = World("ABCD", rules(min_peers=1, round_timeout=10.0))
-    world.reach(3)
+    world = World("ABCD", rules(min_peers=1, round_timeout=10.0), epoch=3)
     world.peers["A"].trains_s = 1.0
     world.cut("A", "BCD")
     world.run(60)
@@ -239,8 +227,7 @@ def test_the_many_win_when_a_cut_heals() -> None:
 
 def test_of_equal_sides_the_greater_version_wins() -> None:
     """Two and two: when the cut heals, all are on the lineage that came further, with all fragments together."""
-    world = World("ABCD", rules(fragments=2, min_peers=1, round_timeout=10.0))
-    world.reach(3)
+    world = World("ABCD", rules(fragments=2, min_peers=1, round_timeout=10.0), epoch=3)
     for name in "AB":
         world.peers[name].trains_s = 1.0
     world.cut("AB", "CD")
@@ -256,8 +243,7 @@ def test_of_equal_sides_the_greater_version_wins() -> None:
 
 def test_streaming_fragments_have_logs_of_their_own() -> None:
     """Three fragments are sent in turn; a death in one round does not touch the others."""
-    world = World("ABC", rules(fragments=3))
-    world.reach(3)
+    world = World("ABC", rules(fragments=3), epoch=3)
     world.kill("B")
     world.reach(6, "AC")
     world.check()

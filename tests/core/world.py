@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from p2p_diloco.core import events as e
+from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.messages import Message, Part
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
@@ -106,7 +107,7 @@ LOST = float("inf")
 class World:
     """The peers, the network between them, and the time."""
 
-    def __init__(self, names: str, these: Rules | None = None, *, trains_s: float = 3.0, found: bool = True) -> None:
+    def __init__(self, names: str, these: Rules | None = None, *, epoch: int = 0, trains_s: float = 3.0) -> None:
         self.rules = rules() if these is None else these
         self.now, self._number = 0.0, count()
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -121,9 +122,20 @@ class World:
         self.busy = 400  # the most events a second
         self.confirms_after_s = 0.0  # how much later than a message its sender learns that it has arrived
         for name in names:
-            self.start(name, found=found and name == names[0])
+            self.start(name, found=name == names[0])
         for name in names:
             self.meet(name)
+        if epoch:
+            self.reach(epoch)
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Who may lead the next round, by what A holds: the leader first."""
+        return self.peers["A"].state().plan.succession
+
+    def log(self, name: str) -> FragmentLog:
+        """Return a peer's log of the first fragment."""
+        return self.peers[name].replica.logs[0]
 
     # -- peers
 

@@ -78,17 +78,6 @@ def test_the_leader_killed_at_any_moment(seed: int) -> None:
     settle(world)
 
 
-def test_as_many_deaths_at_once_as_there_are_successors() -> None:
-    """Aggregator and successor die at the same moment; the second successor holds every answered submission."""
-    world = calm(successors=2)
-    first, second, third = named(world)
-    world.crash(first)
-    world.crash(second)
-    world.run(world.now + 15.0)
-    assert third in named(world)
-    settle(world)
-
-
 def frozen_and_killed(seed: int) -> None:
     """The first successor freezes. The leader sends it a proposal, and dies before it finds it dead."""
     world = calm(seed, successors=2, deaths_at_once=2)
@@ -228,32 +217,3 @@ def test_a_fragment_returns_to_its_elected_peer_after_a_restart() -> None:
     assert leader(world) == "p3"
     assert longest_pause(world, 70.0) < PAUSE_S
     settle(world)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_leader_that_thaws_yields(seed: int) -> None:
-    """It stood still for longer than the heartbeat timeout; its successor has taken over. Both take themselves for the
-    leader; the submissions that either has answered are counted in the end."""
-    world = calm(seed)
-    frozen = leader(world)
-    world.alive[frozen].frozen_until = world.now + 7.0
-    world.run(world.now + 20.0)
-    assert world.happened["note takeover"] > 0
-    assert world.happened["note fork"] == 0
-    settle(world)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
-    """Both sides commit, because there is no consensus. After healing one lineage is left, and no step is counted
-    twice."""
-    world = calm(seed)
-    side = {leader(world), next(n for n in world.names if n != leader(world))}
-    world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
-    world.run(world.now + 15.0)
-    world.faults.heal()
-    world.run(world.now + 20.0)
-    world.trainers.training = False
-    world.run(world.now + 15.0)
-    assert len(invariants.lineage(world)) == 1
-    invariants.account(world)

@@ -61,18 +61,6 @@ def test_a_link_cut_for_a_minute_changes_nothing(how: str, mode: str) -> None:
     assert not any(any(process.trainer.dropped) for process in world.alive.values())
 
 
-@pytest.mark.parametrize("how", ["pair", "one way"])
-def test_without_relays_the_same_cut_is_a_death(how: str) -> None:
-    """The story above can fail: without relays the two peers call each other dead."""
-    world = calm(peers=4)
-    if how == "pair":
-        world.cut = {frozenset(("p1", "p2"))}
-    else:
-        world.mute = {("p1", "p2")}
-    world.run(world.now + 60.0)
-    assert world.happened["note died"] >= 2
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("peers", [2, 4])
 def test_a_run_of_private_peers_trains(peers: int, mode: str) -> None:

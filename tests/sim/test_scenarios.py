@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import claims, closing
+from p2p_diloco.core import closing
 from p2p_diloco.core.events import Apply
 from p2p_diloco.core.messages import Message, Part
 from tests.sim import invariants
@@ -150,29 +150,6 @@ def test_a_split_longer_ago_than_ancestors_are_remembered() -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
-    """A peer cut off below min_peers, with its contribution made, adopts the others' newer state; its progress is
-    carried in its next contribution, and is counted once. Where it had accepted a version that the others never had,
-    its progress is dropped."""
-    world = calm(seed, peers=3, fragments=2, min_peers=2, interval=4)
-    cut(world, "p0")
-    world.run(35.0)
-    waiting = world.alive["p0"]
-    assert waiting.blocked
-    flight, steps = waiting.replica.own.ready.id, waiting.trainer.taken
-    ahead, mine = world.alive["p1"].replica, waiting.replica.versions
-    assert all(a.epoch > b.epoch for a, b in zip(ahead.versions, mine, strict=True))
-    left = [not ahead.remembers(unit, version) for unit, version in enumerate(mine)]
-    world.cut = set()
-    world.run(70.0)
-    assert waiting.replica.own.ready.id != flight
-    settle(world)
-    lost = [steps & ~waiting.replica.holds(unit) for unit in world.units]
-    assert [bool(steps) for steps in lost] == left
-    assert all(not steps & ~dropped for steps, dropped in zip(lost, waiting.trainer.dropped, strict=True))
-
-
 # -- joiners, and peers that stand still
 
 
@@ -256,93 +233,11 @@ def test_a_trainer_that_stops_while_its_node_lives() -> None:
     settle(world)
 
 
-class Counting(World):
-    """Records every outer step's number of contributions, by the epoch of its base."""
-
-    def _carry_out(self, process: Process, effect: Any) -> None:
-        if isinstance(effect, Apply):
-            self.steps = [*getattr(self, "steps", []), (effect.commit.base.epoch, len(effect.commit.choice.entries))]
-        super()._carry_out(process, effect)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_no_outer_step_below_the_floor(seed: int) -> None:
-    """start_peers in the first round, min_peers in all others, despite lost messages and deaths."""
-    world = Counting(seed, Settings(peers=5, min_peers=2, start_peers=4, drop=0.05, round_timeout=5.0))
-    world.run(15.0)
-    world.crash("p1")
-    world.run(25.0)
-    world.crash("p2")
-    world.run(40.0)
-    assert len(world.steps) > 6
-    assert all(count >= (4 if epoch == 0 else 2) for epoch, count in world.steps)
-
-
 # -- memory that changes by itself
-
-
-def flip(world: World, name: str, unit: int = 0) -> None:
-    """Flip a bit of the peer's outer state."""
-    world.flips += 1
-    world.alive[name].replica.flip(unit, b"\xff" * 8)
 
 
 def noted(world: World, name: str, text: str) -> int:
     return sum(f" {name} " in line and "Note(" in line and text in line for line in world.lines)
-
-
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["leader", "next", "third"])
-def test_a_peer_with_a_flipped_bit_repairs_itself(place: int) -> None:
-    """Wherever it stands in the line: the others never take over the damage; the damaged peer fetches the slice, beside
-    the rounds, logs it once, and goes on."""
-    world = calm(peers=4, trace=True)
-    logs = [process.replica.logs[0] for process in world.alive.values()]
-    world.run(FOR_EVER, stop=lambda: all(len(claims.line(log)) == 4 and log.round.working is None for log in logs))
-    line = claims.line(logs[0])
-    victim = line[place]
-    healthy = next(p for p in line if p != victim)
-    good = world.alive[healthy].replica.versions[0]
-    flip(world, victim)
-    before, flipped = world.alive[healthy].replica.epoch, world.now
-    world.run(world.now + 20.0)
-    assert world.alive[healthy].replica.epoch > before + 5
-    assert longest_gap(times(world, healthy), flipped, world.now) < 3.0
-    assert world.alive[healthy].replica.remembers(0, good)
-    assert noted(world, victim, "repair") == 1
-    assert not any(noted(world, name, "repair") for name in world.names if name != victim)
-    settle(world)
-    invariants.intact(world)
-
-
-@pytest.mark.parametrize("tenths", [0, 6])
-def test_a_newcomer_in_the_midst_of_a_round_does_not_lengthen_it(tenths: int) -> None:
-    """It takes its progress along to the next round, and is counted there."""
-    world = calm(3, peers=5, interval=10, step_times=(0.3, 0.3), delay_mean=0.01)
-    world.run(30.0)
-    world.crash("p4")
-    world.run(50.0 + 0.3 * tenths)
-    began, epoch = world.now, world.alive["p0"].replica.epoch
-    newcomer = world.start("p4")
-    world.run(began + 12.0)
-    assert longest_gap(times(world, "p0"), began - 3.0, world.now) < 3.5
-    counted = world.alive["p0"].replica.of(0).roll["p4"].id
-    assert counted.incarnation == newcomer.replica.incarnation
-    assert counted.sequence >= world.alive["p0"].replica.epoch - epoch - 2
-
-
-def test_a_flipped_bit_that_only_one_peer_holds() -> None:
-    """No peer has an intact copy: the run goes on with the damaged one, and newcomers can fetch it."""
-    world = calm(peers=2, min_peers=2, start_peers=2, trace=True)
-    world.crash("p1")
-    world.run(world.now + 10.0)
-    flip(world, "p0")
-    newcomer = world.start("p1")
-    world.run(world.now + 20.0)
-    assert noted(world, "p0", "what is here stays") == 1
-    assert newcomer.replica.has_state
-    assert "p1" in world.alive["p0"].replica.of(0).roll
-    settle(world)
-    invariants.intact(world)
 
 
 class Unlike(Face):
