@@ -9,6 +9,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import countable, unsound
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetching
+from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import (
     Ask,
@@ -20,41 +21,21 @@ from p2p_diloco.core.messages import (
     Mean,
     Message,
     Part,
+    Probe,
+    ProbeAck,
     Ready,
     Slice,
+    Told,
     Vote,
 )
 from p2p_diloco.core.plan import Member, plan_after
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.round import Phase
-from p2p_diloco.core.state import State, append, founded_by, founding, is_sound, key_of, rooted
+from p2p_diloco.core.state import append, founded_by, founding, is_sound, key_of
 from p2p_diloco.core.version import SALT_BITS, ContributionId, Version
+from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, after, choice_of, sent
 from tests.core.sabotage import fails_if
-from tests.core.world import LOST, World, rules
-
-
-def a_state(epoch: int, *names: str, **changes: Member) -> State:
-    """Return a state at an epoch that has counted these peers."""
-    state = founding(0, Version(0, 0, 0, "theta0"), names[0], 3)
-    for number in range(1, epoch + 1):
-        state = after(state, *names, sequence=number)
-    return replace(state, roll={**state.roll, **changes})
-
-
-def a_ready(state: State, sequence: int = 99, *, samples: int = 10, grant: str = "", life: int = 1) -> Ready:
-    id = ContributionId(life, sequence)
-    return rooted(Ready(0, state.version, id, id, 1.0, samples, ("a", "b", "c"), grant=grant))
-
-
-def choice_of(state: State, *names: str, sequence: int = 99, by: str = "", term: int = 0) -> Choice:
-    entries = tuple((name, a_ready(state, sequence)) for name in sorted(names))
-    return Choice(by or state.plan.succession[0], term, entries)
-
-
-def after(state: State, *names: str, sequence: int = 99, choice: Choice | None = None) -> State:
-    choice = choice or choice_of(state, *names, sequence=sequence)
-    return append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), rules())
+from tests.core.world import LOST, NOTHING, World, rules
 
 
 def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
@@ -119,10 +100,9 @@ def test_a_leader_that_counts_only_itself_does_not_lead_again() -> None:
     """A commit of one entry leaves the others candidates and owners; who chose comes last."""
     state = a_state(4, "A", "B", "C")
     selfish = state.plan.succession[0]
-    later = after(state, selfish, sequence=50)
-    assert set(later.plan.succession) == {"A", "B", "C"}
-    assert later.plan.succession[-1] == selfish
-    assert set(later.plan.owners) == {"A", "B", "C"}
+    later = after(state, selfish, sequence=50).plan
+    assert set(later.succession) == set(later.owners) == {"A", "B", "C"}
+    assert later.succession[-1] == selfish
     assert "needs 2" in unsound(choice_of(state, selfish), state, rules(min_peers=2))
 
 
@@ -212,10 +192,7 @@ def test_one_refusing_owner_does_not_void_a_close() -> None:
 @fails_if(claims._gives_up, "log.phase in (Phase.CLAIMING, Phase.COLLECTING) and", "log.phase is Phase.CLAIMING and")
 def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     """B has claimed A's term, and had its promises. A is back, and C holds to it, too: neither promises again."""
-    world = World("ABC", epoch=3)
-    first, second, third = world.line
-    log = world.log(second)
-    log.round.term, log.round.leader, log.round.promised = 1, second, set()
+    log, (first, second, third) = claiming()
     assert log.phase is Phase.COLLECTING
     vote = Vote(0, log.held.version, 0, first)
     claims.voted(log, third, vote)
@@ -224,35 +201,43 @@ def test_a_claim_whose_promises_are_lost_is_given_up() -> None:
     assert (log.round.term, log.round.leader) == (0, first)
 
 
+def claiming() -> tuple[FragmentLog, tuple[str, ...]]:
+    """Return the log of the second of three in line, which has claimed the leader's term, and the line."""
+    line = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(line[1], *line)
+    log.round.term, log.round.leader, log.round.promised = 1, line[1], set()
+    return log, line
+
+
 @fails_if(claims.voted, "!= message.leader and", "!= message.leader != log.me and")
 def test_a_holder_that_has_given_its_claim_up_is_not_waited_for() -> None:
     """A has claimed the term, and B has promised it. A gives its claim up for B's, which is on its way: B goes on when
     A votes for B. A vote that A gave before its claim, and that comes late, says nothing."""
     world = World("ABC", epoch=3)
     first, second, _ = world.line
-    log = world.log(second)
-    version, number = log.held.version, 100
+    log, number = world.log(second), 100
+    version = log.held.version
     log.round.passed.add(first)
-    world.handle(second, e.Received(first, Claim(0, version, 3, number)))
-    assert (log.round.term, log.round.leader) == (3, first)
-    world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number - 1)))
-    assert (log.round.term, log.round.leader) == (3, first)
-    world.handle(second, e.Received(first, Vote(0, version, 1, second, turn=number + 1)))
-    assert (log.round.term, log.round.leader) == (4, second)
+    for message, held_by in (
+        (Claim(0, version, 3, number), (3, first)),
+        (Vote(0, version, 1, second, turn=number - 1), (3, first)),
+        (Vote(0, version, 1, second, turn=number + 1), (4, second)),
+    ):
+        world.handle(second, e.Received(first, message))
+        assert (log.round.term, log.round.leader) == held_by
 
 
 @fails_if(claims.claimed, "round.since = message.turn", "pass")
 @fails_if(claims.yields, "(leader, (term, math.inf))", "(leader, (term, -1))")
 def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
     """C tells B that A has claimed the term. Of A's votes B can't know whether they are older than that claim."""
-    world = World("ABC", epoch=3)
-    first, second, third = world.line
-    log = world.log(second)
+    first, second, third = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(second, first, second, third)
     log.round.passed.add(first)  # else nobody promises A's claim
     claims.yields(log, 3, first)
     claims.voted(log, first, Vote(0, log.held.version, 1, third, turn=100))
     assert first not in log.round.passed
-    claims.claimed(log, first, Claim(0, log.held.version, 3, 101), world.now)
+    claims.claimed(log, first, Claim(0, log.held.version, 3, 101), 1.0)
     claims.voted(log, first, Vote(0, log.held.version, 1, third, turn=102))
     assert first in log.round.passed
 
@@ -260,10 +245,7 @@ def test_a_vote_of_a_holder_whose_claim_was_not_heard_says_nothing() -> None:
 @fails_if(claims._is_old, "return message.turn < newest", "return False")
 def test_a_promise_that_was_overtaken_is_none() -> None:
     """C promises B's claim, and then A's later one. B hears of them in the other order, and does not count C."""
-    world = World("ABC", epoch=3)
-    first, second, third = world.line
-    log = world.log(second)
-    log.round.term, log.round.leader, log.round.promised = 1, second, set()
+    log, (first, second, third) = claiming()
     claims.voted(log, third, Vote(0, log.held.version, 3, first, turn=8))
     log.round.term, log.round.leader, log.round.promised = 1, second, set()
     claims.voted(log, third, Vote(0, log.held.version, 1, second, turn=7))
@@ -279,12 +261,9 @@ def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     old, new, owner = world.line
     log = world.log(owner)
     log.round.term, log.round.leader = 1, new
-    state = world.peers[owner].state()
-    choice = Choice(old, 0, ((old, a_ready(state)),))
-    close = Close(0, state.version, 0, old, 0, key_of(0, state.version, choice), choice, (owner,) * 3)
-    effects = world.peers[owner].replica.handle(e.Received(old, close), world.now)
-    votes = [one.message for one in effects if isinstance(one, e.Send) and isinstance(one.message, Vote)]
-    assert [(vote.term, vote.leader) for vote in votes] == [(1, new)]
+    close = a_close(log, Choice(old, 0, ((old, a_ready(log.held)),)), owner)
+    ((_, vote),) = sent(world.effects(owner, e.Received(old, close)), Vote)
+    assert (vote.term, vote.leader) == (1, new)
     assert log.round.close is None
 
 
@@ -443,16 +422,10 @@ def test_newcomers_of_one_grant_are_bounded() -> None:
 def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
     """The leader changes C's samples: C refuses the commit."""
     world = World("ABC", epoch=3)
-    log = world.log("C")
+    log, leader = world.log("C"), world.line[0]
     assert world.run(20, lambda: "C" in log.round.readys and log.phase is Phase.COLLECTING)
-    state, mine = world.peers["C"].state(), log.round.readys["C"]
-    leader = state.plan.succession[0]
-    entries = (("C", replace(mine.bare(), samples=11)),)
-    choice = Choice(leader, 0, entries)
-    key = key_of(0, state.version, choice)
-    version = append(state, choice, key, ("x", "y", "z"), world.rules).version
-    false = Commit(0, state.version, version, 0, leader, key, choice, ("x", "y", "z"), state.plan.owners)
-    world.handle("C", e.Received(leader, false))
+    entries = (("C", replace(log.round.readys["C"].bare(), samples=11)),)
+    world.handle("C", e.Received(leader, a_commit(log, Choice(leader, 0, entries), leader)))
     assert log.phase is Phase.COLLECTING
     assert any("did not sign" in why for why in world.peers["C"].complaints())
 
@@ -485,8 +458,6 @@ def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     began = world.now
 
     def lie(sender: str, to: str, message: Message) -> Message:
-        from p2p_diloco.core.messages import Probe, ProbeAck, Told
-
         if sender != "C":
             return message
         if isinstance(message, Probe | ProbeAck) and message.summary.heads:
@@ -526,18 +497,13 @@ def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> N
 def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
     """C's tensors change in memory: most tell another digest, so it fetches its slices, and goes on taking part."""
     world = World("ABC", epoch=3)
-    c = world.peers["C"]
-    c.theta[0] = [frozenset({"damage"}), *c.theta[0][1:]]
-    world.versions.clear()
-
-    def sound() -> bool:
-        return all("damage" not in steps for steps in c.theta[0])
-
     world.strict = False
-    assert world.run(60, sound), world.tell()
+    damaged = world.peers["C"]
+    damaged.theta[0][0] = frozenset({"damage"})
+    assert world.run(60, lambda: "damage" not in damaged.theta[0][0]), world.tell()
     world.strict = True
     world.versions.clear()
-    world.reach(c.epoch + 2)
+    world.reach(damaged.epoch + 2)
     world.check()
 
 
@@ -546,8 +512,6 @@ def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
     world = World("ABC", epoch=3)
 
     def lie(sender: str, to: str, message: Message) -> Message:
-        from p2p_diloco.core.messages import Probe, ProbeAck
-
         if sender == "A" and isinstance(message, Probe | ProbeAck):
             digests = tuple(tuple((epoch, "lie") for epoch, _ in one) for one in message.summary.digests)
             return replace(message, summary=replace(message.summary, digests=digests))
@@ -568,30 +532,8 @@ def test_an_exchange_taken_up_again_has_the_same_id() -> None:
     peer = world.peers["C"]
     assert world.run(20, lambda: peer.waits_for_release)
     ready = peer.replica.own.ready
-    assert ready is not None
-    peer.made += 1
-    world.handle("C", e.Contribute(0, 1.0, 10, ("p", "q", "r"), (frozenset(), frozenset(), frozenset())))
-    again = peer.replica.own.ready
-    assert again == ready
-
-
-def test_the_run_ends_everywhere_at_one_version() -> None:
-    """At the stop every peer reaches the final state, and makes no further commit."""
-    world = World("ABC", rules(stop_after_epochs=5), epoch=5)
-    world.run(20)
-    assert {peer.epoch for peer in world.peers.values()} == {5}
-    assert all(any(isinstance(one, e.Finished) for one in peer.seen) for peer in world.peers.values())
-
-
-def test_a_revision_is_adopted_with_the_next_commit() -> None:
-    """One peer learns a revision; the next commits name it, and a lone peer of a pair may go on with min_peers 1."""
-    world = World("AB", epoch=3)
-    world.kill("B")
-    world.run(30)
-    stuck = world.peers["A"].epoch
-    world.handle("A", e.Revised(Revision(1, min_peers=1)))
-    world.reach(stuck + 3, "A", seconds=60)
-    assert world.peers["A"].state().revision.number == 1
+    world.handle("C", e.Contribute(0, 1.0, 10, ("p", "q", "r"), (NOTHING,) * 3))
+    assert peer.replica.own.ready == ready is not None
 
 
 def test_an_aggregator_takes_part_without_a_weight() -> None:

@@ -29,7 +29,6 @@ from p2p_diloco.core.messages import (
     ProbeAck,
     Ready,
     Slice,
-    Summary,
     Told,
     Vote,
     Want,
@@ -37,19 +36,20 @@ from p2p_diloco.core.messages import (
 )
 from p2p_diloco.core.plan import plan_after
 from p2p_diloco.core.round import Phase
-from p2p_diloco.core.state import append, commit_of, hash_of, key_of
+from p2p_diloco.core.state import append, key_of
+from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, choice_of, sent, tells
 from tests.core.sabotage import fails_if
-from tests.core.test_findings import a_ready, a_state, choice_of
-from tests.core.test_found_by_worlds import a_log, sent
 from tests.core.world import LOST, World, rules
 
 
-def a_leader(*names: str) -> FragmentLog:
+def a_leader(*names: str, closed: bool = False) -> FragmentLog:
     """Return the log of a peer that leads, knows all others, and has their contributions and no slices."""
     log = a_log("A", *names)
     log.state = replace(log.held, plan=replace(log.held.plan, succession=names, owners=("A",) * log.slices))
     log.begin(log.held, 0.0)
     log.round.readys = {name: a_ready(log.held) for name in names}
+    if closed:
+        leading.close(log, choice_of(log.held, *names), 1.0)
     return log
 
 
@@ -61,8 +61,7 @@ def a_slice(log: FragmentLog, author: str, number: int, hash: str = "", sequence
 
 def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
     """Its owner would lack the right one all the same, and be blamed in its author's place."""
-    log = a_leader("A", "X")
-    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    log = a_leader("A", "X", closed=True)
     log.round.slices[0, "X"] = a_slice(log, "X", 0, "another")
     log.round.lacks[0, "X"] = 1.0, False
     assert not leading.pass_on(log, a_slice(log, "X", 0, "another"), 2.0)
@@ -75,8 +74,7 @@ def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
 @fails_if(owning.collect, "if choice is not None and not (ready is not None and fits(ready, part)):", "if False:")
 def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None:
     """X sends slices of ever newer contributions: a round that waited while something comes would never end."""
-    log = a_leader("A", "X")
-    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    log = a_leader("A", "X", closed=True)
     owning.collect(log, "X", a_slice(log, "X", 0), 2.0)
     assert log.round.moved_at == 2.0
     owning.collect(log, "X", a_slice(log, "X", 0, sequence=100), 3.0)
@@ -85,8 +83,7 @@ def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None
 
 @fails_if(applying.got, "if mean.key not in keys:", "if False:")
 def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
-    log = a_leader("A", "X")
-    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    log = a_leader("A", "X", closed=True)
     for number in range(9):
         applying.got(log, "X", Mean(0, log.held.version, f"invented {number}", 0, "h", "X"), 2.0 + number)
     assert (log.round.moved_at, [key for key, _ in log.round.means]) == (1.0, ["invented 8"])
@@ -95,8 +92,7 @@ def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
 @fails_if(applying.got, "if is_used and mean != known and is_owned(log, mean):", "if True:")
 def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
     """X sends them as often as it likes: a round that waited while something comes would never end."""
-    log = a_leader("A", "X")
-    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    log = a_leader("A", "X", closed=True)
     assert log.round.close is not None
     mean = Mean(0, log.held.version, log.round.close.key, 0, "h", "A")
     applying.got(log, "X", replace(mean, owner="X"), 2.0)
@@ -110,8 +106,7 @@ def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
 def test_while_means_are_lacking_slices_are_no_progress() -> None:
     """X goes on sending its slices. A, which knows a commit and no choice, would never ask for the commit's means."""
     log = a_log("A", "A", "B", "X")
-    close = Close(0, log.held.version, 0, "B", 0, "", choice_of(log.held, "B", by="B"), ("B",) * log.slices)
-    applying.take(log, commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules), 1.0)
+    applying.take(log, a_commit(log, choice_of(log.held, "B", by="B"), "B"), 1.0)
     owning.collect(log, "X", a_slice(log, "X", 0), 5.0)
     assert {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), Want)} == {(What.MEANS, (0, 1, 2))}
 
@@ -125,11 +120,10 @@ def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     while "X" not in log.round.passed:
         now += log.rules.probe_every
         waits.pass_over(log, now)
-    term = next(t for t in range(1, 9) if claims.entitled(log, "X", t))
-    assert not claims.would_promise(log, "X", term, now)
+    terms = {peer: next(t for t in range(1, 9) if claims.entitled(log, peer, t)) for peer in "BX"}
     later = now + waits.TURNS * log.grace()
-    assert claims.would_promise(log, "X", term, later)
-    assert claims.would_promise(log, "B", next(t for t in range(1, 9) if claims.entitled(log, "B", t)), now)
+    for peer, when, promised in (("X", now, False), ("X", later, True), ("B", now, True)):
+        assert claims.would_promise(log, peer, terms[peer], when) is promised
 
 
 @fails_if(claims.yields, "if leader != round.leader or leader not in round.idle:", "if True:")
@@ -201,13 +195,10 @@ def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
     """X promises, and tells a choice of its own that counts nothing: the round is closed without it."""
     log = a_log("A", "A", "X")
     log.round.term, log.round.leader, log.round.promised = 1, "A", {"X"}
-    choice = Choice("X", 2, ())
-    told = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
-    log.round.votes["X"] = Vote(0, log.held.version, 1, "A", told)
+    log.round.votes["X"] = Vote(0, log.held.version, 1, "A", a_close(log, Choice("X", 2, ()), "X", term=2))
     assert claims.told_choice(log) is None
-    sound = choice_of(log.held, "A", "X")
-    older = replace(told, term=0, choice=sound, key=hash_of(sound))
-    log.round.served = older
+    sound = choice_of(log.held, "A", "X", by="X")
+    log.round.served = a_close(log, sound, "X")
     assert claims.told_choice(log) == sound
 
 
@@ -219,16 +210,12 @@ def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     fetching = Fetching(log.rules, [log], log.roster)
     fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, 0.0, head=log.held)
     log.round.phase = Phase.FETCHING
-    choice = choice_of(log.held, "A", "X", by="X", term=2)
-    close = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
-    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
-    log.keep("X", commit)
-    fetching._advance(fetch, 0.0)
-    assert fetch.head == log.held
-    log.keep("B", commit)
-    fetching._advance(fetch, 0.0)
-    assert fetch.head is not None
-    assert fetch.head.version == commit.version
+    commit = a_commit(log, choice_of(log.held, "A", "X", by="X", term=2), "X", term=2)
+    for teller, followed in (("X", log.held.version), ("B", commit.version)):
+        log.keep(teller, commit)
+        fetching._advance(fetch, 0.0)
+        assert fetch.head is not None
+        assert fetch.head.version == followed
 
 
 @fails_if(leading.collect, " or is_counted(log.held, sender, ready)", "")
@@ -247,15 +234,14 @@ def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     """B had claimed a late term, and is dead; C has promised it that term and can't promise A an earlier one. The other
     peers have promised A, which counts C's contribution, too."""
     world = World("ABC", epoch=3)
-    a, c = "A", "C"
-    assert world.run(20, lambda: world.peers[c].replica.own.sent() == (3,))
-    log = world.log(c)
+    log = world.log("C")
+    assert world.run(20, lambda: world.peers["C"].replica.own.sent() == (3,))
     want = Want(0, log.held.version, What.SLICES, (0,))
     log.round.term, log.round.leader = 40, "B"
-    assert not sent(world.peers[c].replica.handle(e.Received(a, want), world.now), Slice)
+    assert not sent(world.effects("C", e.Received("A", want)), Slice)
     log.roster.peers["B"].dead = True
-    effects = world.peers[c].replica.handle(e.Received(a, want), world.now)
-    assert [part.number for to, part in sent(effects, Slice) if to == a] == [0]
+    slices = sent(world.effects("C", e.Received("A", want)), Slice)
+    assert [part.number for to, part in slices if to == "A"] == [0]
 
 
 # -- one invitation, many peers
@@ -271,7 +257,7 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     def meet(peer: str, grant: str) -> None:
         log.roster.granted(peer, grant, 3.0)
         log.roster.heard(peer)
-        log.roster.summarized(peer, Summary(1, "worker", heads=((3, log.held.version.chain),)))
+        tells(log, peer, 3, log.held.version.chain)
         closing.shows(log, peer, 3)
 
     def briefly() -> str:
@@ -453,17 +439,7 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     """A asks B, C and X. B and C are busy, so X's answer is the only one in time. Their Summaries have told where they
     are, so A stays with them."""
     world = World("ABCX", rules(round_timeout=600.0), epoch=3)
-    heads = {log.fragment: log.held.version for log in world.peers["A"].replica.logs}
-    lie = replace(heads[0], samples=heads[0].samples + 500, epoch=heads[0].epoch + 5, chain="lie")
-
-    def ahead(sender: str, _to: str, message: Message) -> Message:
-        if sender == "X" and isinstance(message, Probe | ProbeAck):
-            return replace(message, summary=replace(message.summary, heads=((lie.epoch, lie.chain),)))
-        if sender == "X" and isinstance(message, Told):
-            return replace(message, versions=(lie,), links=((*message.links[0], (lie.epoch, lie.chain)),))
-        return message
-
-    world.lies.append(ahead)
+    world.lies.append(says_that_it_is_ahead(world, "X"))
     slow = 2 * world.rules.settle
     world.rules_of_net.append(lambda sender, to, m: slow if isinstance(m, Told) and sender in "BC" else None)
     silence(world, "X")

@@ -42,44 +42,22 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rounds import Rounds
-from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
+from p2p_diloco.core.state import append, founding, hash_of, is_sound, key_of, rooted
 from p2p_diloco.core.version import ModelVersion, Version
+from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, blamed, choice_of, keeps, sent, tells
 from tests.core.sabotage import fails_if
-from tests.core.test_findings import a_ready, a_state, choice_of
-from tests.core.world import LOST, NOTHING, Peer, World, rules
-
-
-def sent(effects: list[e.Effect], kind: type) -> list[Any]:
-    """Return (receiver, message) of all messages of a kind."""
-    return [(one.to, one.message) for one in effects if isinstance(one, e.Send) and isinstance(one.message, kind)]
-
-
-def a_log(me: str, *names: str, of: Rules | None = None) -> FragmentLog:
-    """Return a log at epoch 3 of a peer that knows these others, all at the same version."""
-    these = of or rules()
-    roster = Roster(me, these, Summary(1 << 20, "worker"))
-    log, state = FragmentLog(0, these, roster), a_state(3, *names)
-    log.begin(state, 0.0)
-    for name in names:
-        if name != me:
-            roster.heard(name)
-            roster.summarized(name, Summary(1, "worker", heads=((3, state.version.chain),)))
-    return log
-
+from tests.core.world import LOST, NOTHING, World, rules
 
 # -- what a commit and a state say
 
 
 def test_a_commit_has_the_key_of_its_choice() -> None:
     """Else one version could be told with unlike choices."""
-    state = a_state(3, "A", "B", "C")
-    choice = choice_of(state, "A", "B", "C")
-    close = Close(0, state.version, 0, "A", 0, key_of(0, state.version, choice), choice, ("A",) * 3)
-    commit = commit_of(state, close, ("x", "y", "z"), ("A",) * 3, rules())
-    assert not objection(commit, state, rules(), None, "A")
-    other = append(state, choice, "made up", commit.hashes, rules()).version
-    assert "key" in objection(replace(commit, key="made up", version=other), state, rules(), None, "A")
+    log = a_log("A", "A", "B", "C")
+    commit = a_commit(log, choice := choice_of(log.held, "A", "B", "C", by="A"), "A")
+    assert not objection(commit, log.held, rules(), None, "A")
+    other = append(log.held, choice, "made up", commit.hashes, rules()).version
+    assert "key" in objection(replace(commit, key="made up", version=other), log.held, rules(), None, "A")
 
 
 def test_the_key_covers_on_which_version_each_entry_was_made() -> None:
@@ -99,16 +77,12 @@ def test_at_epoch_0_only_the_founder_is_in_the_roll() -> None:
 def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
     """An entry with a weight and no hashes, or with hashes of another root, is a lie of the leader, and no error."""
     world = World("ABC", epoch=3)
-    state = world.peers["A"].state()
-    leader, owner = state.plan.succession[0], state.plan.succession[1]
+    leader, owner, _ = world.line
     for lie in ({"hashes": ()}, {"hashes": ("x", "y", "z")}):
-        choice = Choice(leader, 0, ((leader, replace(a_ready(state), **lie)),))
-        close = Close(0, state.version, 0, leader, 0, key_of(0, state.version, choice), choice, (owner,) * 3)
-        effects = world.peers[owner].replica.handle(e.Received(leader, close), world.now)
-        assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [leader]
-        ready = replace(a_ready(state), **lie)
-        effects = world.peers[leader].replica.handle(e.Received(owner, ready), world.now)
-        assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [owner]
+        ready = replace(a_ready(world.peers["A"].state()), **lie)
+        close = a_close(world.log(owner), Choice(leader, 0, ((leader, ready),)), owner)
+        assert blamed(world.effects(owner, e.Received(leader, close))) == [leader]
+        assert blamed(world.effects(leader, e.Received(owner, ready))) == [owner]
 
 
 def test_a_close_with_another_number_of_slices_is_refused() -> None:
@@ -116,10 +90,8 @@ def test_a_close_with_another_number_of_slices_is_refused() -> None:
     log = world.log("B")
     ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
     for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
-        choice = replace(choice_of(log.held), entries=entries)
-        held = 0, log.held.version, 0, "A", 0, key_of(0, log.held.version, choice)
-        effects = world.peers["B"].replica.handle(e.Received("A", Close(*held, choice, owners)), world.now)
-        assert [type(one) for one in effects] == [e.Complaint]
+        close = a_close(log, Choice("A", 0, entries), "B")
+        assert blamed(world.effects("B", e.Received("A", replace(close, owners=owners)))) == ["A"]
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
@@ -187,7 +159,7 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     world.run(20, lambda: world.peers[other].replica.own.sent() == (3,))
     log = world.log(other)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
-    effects = world.peers[other].replica.handle(e.Received(leader, Want(0, log.held.version, What.READY)), world.now)
+    effects = world.effects(other, e.Received(leader, Want(0, log.held.version, What.READY)))
     assert [to for to, _ in sent(effects, Ready)] == [leader]
 
 
@@ -198,7 +170,7 @@ def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     leader, claimant, *_ = world.line
     owner = next(peer for peer in world.peers["A"].state().plan.owners if peer not in (leader, claimant))
     world.rules_of_net.append(
-        lambda sender, _to, message: LOST if sender == owner and isinstance(message, Mean) else None
+        lambda sender, _, message: LOST if sender == owner and isinstance(message, Mean) else None
     )
     log = world.log(leader)
     assert world.run(30, lambda: log.phase is Phase.CLOSING)
@@ -226,7 +198,7 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     assert not claims.would_promise(log, "E", 2, 1.0)
     log.roster.peers["A"].dead = True
     log.roster.heard("E")
-    log.roster.summarized("E", Summary(1, "worker", heads=((3, log.held.version.chain),)))
+    tells(log, "E", 3, log.held.version.chain)
     assert claims.would_promise(log, "E", 2, 1.0)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 0, "A")
@@ -324,10 +296,9 @@ def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None
     """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
     two halves would change places again and again."""
     world = World("AB", epoch=2)
-    replica = world.peers["A"].replica
     for together in (False, True):
-        replica.fetching.begin([0], ["B"], world.now, together=together)
-        ((_, answer),) = sent(replica.handle(e.Received("B", Ask()), world.now), Told)
+        world.peers["A"].replica.fetching.begin([0], ["B"], world.now, together=together)
+        ((_, answer),) = sent(world.effects("A", e.Received("B", Ask())), Told)
         assert answer.fresh is together
 
 
@@ -355,11 +326,10 @@ def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
 def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
     """Only the one with the greater commit answers the other's."""
     world = World("AB", epoch=2)
-    replica = world.peers["A"].replica
-    commit, _ = replica.logs[0].last[-1]
-    less, more = (replace(commit, version=replace(commit.version, chain=chain)) for chain in ("", "z"))
-    assert [m for _, m in sent(replica.handle(e.Received("B", less), world.now), Commit)] == [commit]
-    assert not sent(replica.handle(e.Received("B", more), world.now), Commit)
+    commit, _ = world.log("A").last[-1]
+    for chain, answers in (("", [("B", commit)]), ("z", [])):
+        told = replace(commit, version=replace(commit.version, chain=chain))
+        assert sent(world.effects("A", e.Received("B", told)), Commit) == answers
 
 
 def test_a_leader_may_wait_for_its_own_trainer() -> None:
@@ -493,12 +463,10 @@ def test_a_slice_that_comes_late_is_taken() -> None:
 @fails_if(Fetching.headed, "if not self.together and held is not None and", "if False and")
 def test_a_donor_that_is_behind_sets_nobody_back() -> None:
     world = World("AB", epoch=3)
-    replica = world.peers["A"].replica
-    old = a_state(2, "A", "B")
-    replica.fetching.begin([0], ["B"], world.now, together=False)
-    effects = replica.handle(e.Received("B", Head(0, old)), world.now)
-    assert replica.fetching.fetches[0].head is None
-    assert [message.numbers for _, message in sent(effects, Ask)] == [()]
+    fetching = world.peers["A"].replica.fetching
+    fetching.begin([0], ["B"], world.now, together=False)
+    assert asks(world.effects("A", e.Received("B", Head(0, a_state(2, "A", "B"))))) == [("B", ())]
+    assert fetching.fetches[0].head is None
 
 
 @fails_if(Replica._delivered, "self.fetching.unsent.add((", "set().add((", 1)
@@ -506,12 +474,10 @@ def test_a_donor_that_is_behind_sets_nobody_back() -> None:
 def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> None:
     """Not after as long as a slow slice may take: meanwhile a leader that waits for this peer passes it over."""
     world = World("AB", epoch=2)
-    replica = world.peers["A"].replica
-    part = part_of(replica.logs[0], number)
-    replica.handle(e.SendFailed("B", part, gone=False), world.now)
-    replica.next_tick = world.now
-    effects = replica.handle(e.Wakeup(), world.now)
-    assert sent(effects, type(part)) == [("B", part)]
+    part = part_of(world.log("A"), number)
+    world.effects("A", e.SendFailed("B", part, gone=False))
+    world.peers["A"].replica.next_tick = world.now
+    assert sent(world.effects("A", e.Wakeup()), type(part)) == [("B", part)]
 
 
 def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> None:
@@ -531,67 +497,55 @@ def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> N
     assert lost
 
 
+def damaged(names: str = "AB") -> tuple[World, Fetching, list[e.Effect]]:
+    """Return a world in which A finds its slice 1 damaged, what A fetches, and what A does at once."""
+    world = World(names, epoch=2)
+    effects = world.effects("A", e.Damaged(0, world.log("A").held.version, (1,)))
+    return world, world.peers["A"].replica.fetching, effects
+
+
 def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     """Else one lost message would make damage a part of the state."""
-    world = World("AB", epoch=2)
-    replica, now = world.peers["A"].replica, world.now
-    effects = replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
+    world, fetching, effects = damaged()
     ((_, ask),) = sent(effects, Ask)
-    replica.handle(e.SendFailed("B", ask, gone=False), now)
-    assert sent(list(replica.fetching.tick(now + 1)), Ask) == [("B", ask)]
-    later = replica.fetching.tick(now + replica.rules.fetch_again)
-    assert not [one for one in later if isinstance(one, e.Keep)]
+    world.effects("A", e.SendFailed("B", ask, gone=False))
+    assert asks(fetching.tick(world.now + 1)) == asks(effects)
+    assert not keeps(fetching.tick(world.now + world.rules.fetch_again))
 
 
 @fails_if(Replica._wakeup, "self.fetching.forgive(now)", "pass")
 def test_a_repair_goes_on_after_the_process_stood_still() -> None:
     """To a process that was suspended the others seem silent. Else the damage would become a part of the state."""
-    world = World("AB", epoch=2)
-    replica, later = world.peers["A"].replica, world.now + 2 * world.rules.fetch_again
-    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
-    replica.roster.peers["B"].unanswered = world.now
-    effects = replica.handle(e.Wakeup(), later)
-    assert not [one for one in effects if isinstance(one, e.Keep)]
-    assert 0 in replica.fetching.fetches
+    world, fetching, _ = damaged()
+    world.peers["A"].replica.roster.peers["B"].unanswered = world.now
+    world.now += 2 * world.rules.fetch_again
+    assert not keeps(world.effects("A", e.Wakeup()))
+    assert 0 in fetching.fetches
 
 
 def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
     """Else its digests, computed anew after the repair, would be those of the damage."""
-    world = World("AB", epoch=2)
-    replica, now = world.peers["A"].replica, world.now
-    version = replica.logs[0].held.version
-    replica.handle(e.Damaged(0, version, (1,)), now)
-    effects = replica.handle(e.Damaged(0, version, (1, 2)), now)
-    assert sent(effects, Ask) == [("B", Ask(0, (2,)))]
-    fetch = replica.fetching.fetches[0]
-    fetch.staged[1] = version, now
+    world, fetching, _ = damaged()
+    version, fetch = world.log("A").held.version, fetching.fetches[0]
+    assert asks(world.effects("A", e.Damaged(0, version, (1, 2)))) == [("B", (2,))]
+    fetch.staged[1] = version, world.now
     assert not fetch.done
-    fetch.staged[2] = version, now
+    fetch.staged[2] = version, world.now
     assert fetch.done
 
 
-@fails_if(Replica._answer, "if number not in self.fetching.repaired(log.fragment)", "if True")
-def test_slices_under_repair_are_sent_afterwards() -> None:
-    """Else damage would spread, and the damaged peer get it back."""
-    world = World("AB", epoch=2)
-    replica = world.peers["A"].replica
-    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
-    effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
-    assert [message.number for _, message in sent(effects, Part)] == [0]
-    assert replica.fetching.unsent == {("B", 0, 1)}
-
-
 @fails_if(Fetching._give_up, "return self.repair(log, damaged,", "return self.repair(log, (),")
-def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
-    """The fetch takes the place of the repair, and may be in vain: then the repair begins again."""
-    world = World("AB", epoch=2)
-    replica, now = world.peers["A"].replica, world.now
-    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
-    replica.fetching.begin([0], ["B"], now, together=False)
-    effects = replica.handle(e.Received("B", Ask(0, (0, 1))), now)
-    assert [message.number for _, message in sent(effects, Part)] == [0]
-    again = replica.fetching._give_up(replica.fetching.fetches.pop(0), now)
-    assert sent(again, Ask) == [("B", Ask(0, (1,)))]
+@fails_if(Replica._answer, "if number not in self.fetching.repaired(log.fragment)", "if True")
+def test_damaged_slices_are_sent_once_they_are_repaired() -> None:
+    """Else damage would spread, and the damaged peer get it back. A fetch of a newer state takes the place of the
+    repair, and may be in vain: then the repair begins again."""
+    world, fetching, _ = damaged()
+    for _ in range(2):
+        effects = world.effects("A", e.Received("B", Ask(0, (0, 1))))
+        assert [message.number for _, message in sent(effects, Part)] == [0]
+        assert fetching.unsent == {("B", 0, 1)}
+        fetching.begin([0], ["B"], world.now, together=False)
+    assert asks(fetching._give_up(fetching.fetches.pop(0), world.now)) == [("B", (1,))]
 
 
 @fails_if(digests.majority, "sorted(log.digests, reverse=True)", "sorted(log.digests)[-1:]")
@@ -610,40 +564,34 @@ def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> Non
 
 @fails_if(Fetching._give_up, "return [kept, Keep(fetch.fragment, fetch.numbers)]", "return [kept]")
 def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
-    world = World("A", epoch=0)
-    replica = world.peers["A"].replica
-    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
-    replica.next_tick = world.now
-    assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
+    world = World("A")
+    world.effects("A", e.Damaged(0, world.log("A").held.version, (1,)))
+    world.peers["A"].replica.next_tick = world.now
+    assert e.Keep(0, (1,)) in world.effects("A", e.Wakeup())
 
 
 @fails_if(Fetching.tick, "if fetch.repair:", "if not fetch:", behind=False)
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
     """B repairs the same slice as A, or is behind and wants it from A: each would wait for the other for ever."""
-    world = World("AB", epoch=2)
-    replica = world.peers["A"].replica
-    state = replica.logs[0].held
+    world, fetching, _ = damaged()
     if behind:
-        replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=(state.links[0],)))
-    replica.handle(e.Damaged(0, state.version, (1,)), world.now)
-    assert not [one for one in replica.fetching.tick(world.now + 1) if isinstance(one, e.Keep)]
-    assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.fetch_again)
+        tells(world.log("A"), "B", *world.log("A").held.links[0])
+    assert not keeps(fetching.tick(world.now + 1))
+    assert keeps(fetching.tick(world.now + world.rules.fetch_again))
 
 
 def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None:
     """B repairs the same slice as A. C is behind: it sends its own one whenever it is asked, and wants A's or B's."""
-    world = World("ABC", epoch=2)
-    replica, now = world.peers["A"].replica, world.now
-    fetching, state = replica.fetching, replica.logs[0].held
-    replica.roster.summarized("C", replace(world.peers["C"].replica.roster.mine, heads=(state.links[0],)))
-    older = replace(state.version, epoch=state.links[0][0], chain=state.links[0][1])
-    replica.handle(e.Damaged(0, state.version, (1,)), now)
-    for number in range(1, 60):
-        if any(isinstance(one, e.Keep) for one in fetching.tick(now + number)):
+    world, fetching, _ = damaged("ABC")
+    older = Version(0, 0, *world.log("A").held.links[0])
+    tells(world.log("A"), "C", older.epoch, older.chain)
+    for second in range(1, 60):
+        now = world.now + second
+        if keeps(fetching.tick(now)):
             return
-        fetching.part("C", Part(0, older, 1), now + number)
-        fetching.filled(e.Filled(0, older, 1, "another"), now + number)
+        fetching.part("C", Part(0, older, 1), now)
+        fetching.filled(e.Filled(0, older, 1, "another"), now)
     raise AssertionError("A asks C for ever")
 
 
@@ -652,10 +600,10 @@ def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_w
     """A leads after B, whose commit it knows but not its means. It collects anew as in this mode, so that the buffer
     is not overfilled and its successors hold the commit first."""
     log = a_log("A", "A", "B", of=rules(mode="async", dn_buffer_size=1))
-    close = Close(0, log.held.version, 0, "B", 0, "", choice_of(log.held, "B", by="B"), ("B",) * log.slices)
-    log.round.commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    choice = choice_of(log.held, "B", by="B")
+    log.round.commit, log.round.served = a_commit(log, choice, "B"), a_close(log, choice, "B")
     log.round.phase, log.round.term, log.round.leader, log.round.promised = Phase.LACKING, 1, "A", {"B"}
-    log.round.served, log.round.asked["A"] = close, 0.0
+    log.round.asked["A"] = 0.0
     assert applying.tick(log, 100.0) == []
     assert (log.phase, log.round.close) == (Phase.COLLECTING, None)
 
@@ -666,62 +614,58 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
     else."""
     log = a_log("A", "A", "B", "C", of=rules(mode="async", successors=2))
     choice = replace(choice_of(log.held, "A"), successors=("A", "B", "C"))
-    close = Close(0, log.held.version, 0, "A", 0, "", choice, ("A",) * log.slices)
-    log.round.commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
-    log.round.phase = Phase.HOLDING
-    log.roster.summarized("B", Summary(1, "worker", heads=((4, "another"),)))
+    log.round.commit, log.round.phase = a_commit(log, choice, "A"), Phase.HOLDING
+    tells(log, "B", 4, "another")
     assert holding.offer(log, 0.0) == []
-    log.roster.summarized("B", Summary(1, "worker", heads=((3, log.held.version.chain),)))
+    tells(log, "B", 3, log.held.version.chain)
     assert {to for to, _ in sent(holding.offer(log, 0.0), Commit)} == {"B", "C"}
 
 
 def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
     """A goes over to B's lineage while B goes over to another one: nobody holds what A wants any more."""
     world = World("AB", epoch=3)
-    replica = world.peers["A"].replica
-    replica.fetching.begin([0], ["B"], world.now, together=True)
-    replica.fetching.fetches[0].head = replica.logs[0].held
-    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=((2, "another"),)))
-    replica.fetching.tick(world.now)
-    assert not replica.fetching.fetches
-    assert replica.logs[0].phase is Phase.COLLECTING
+    fetching, log = world.peers["A"].replica.fetching, world.log("A")
+    fetching.begin([0], ["B"], world.now, together=True)
+    fetching.fetches[0].head = log.held
+    tells(log, "B", 2, "another")
+    fetching.tick(world.now)
+    assert (fetching.fetches, log.phase) == ({}, Phase.COLLECTING)
 
 
 @fails_if(Fetching.filled, "if fetch is None or fetch.busy.get(done.number) != done.version:", "if fetch is None:")
 def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
     """Else a slice would be rolled forward from a version that it doesn't have."""
     world = World("AB", epoch=3)
-    replica = world.peers["A"].replica
-    replica.fetching.begin([0], ["B"], world.now, together=True)
-    fetch, here = replica.fetching.fetches[0], replica.logs[0].held.version
-    fetch.questions.add((0, "B"))
-    replica.fetching.part("B", Part(0, here, 0), world.now)
-    before = Version(0, 0, *replica.logs[0].held.links[-2])
-    replica.fetching.filled(e.Filled(0, before, 0, "x"), world.now)
-    assert (fetch.staged, fetch.busy) == ({}, {0: here})
+    fetching, held = world.peers["A"].replica.fetching, world.log("A").held
+    fetching.begin([0], ["B"], world.now, together=True)
+    fetching.fetches[0].questions.add((0, "B"))
+    fetching.part("B", Part(0, held.version, 0), world.now)
+    fetching.filled(e.Filled(0, Version(0, 0, *held.links[-2]), 0, "x"), world.now)
+    assert (fetching.fetches[0].staged, fetching.fetches[0].busy) == ({}, {0: held.version})
 
 
 # -- asynchronous mode
 
 
-def submitter(world: World) -> Peer:
-    """Return a peer that does not lead, once its submission is out."""
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
-    return peer
+def asynchronous(**changes: Any) -> World:
+    return World("ABC", rules(mode="async", successors=1, **changes), epoch=3)
 
 
-def asynchronous(names: str, *, epoch: int, **changes: Any) -> World:
-    return World(names, rules(mode="async", successors=1, **changes), epoch=epoch)
+def submitting(**changes: Any) -> tuple[World, Exchange, FragmentLog]:
+    """Return a world in which the submission of a peer that does not lead is out, and what this peer knows."""
+    world = asynchronous(**changes)
+    replica = next(peer.replica for name, peer in world.peers.items() if name != world.line[0])
+    assert world.run(20, lambda: replica.own.flying)
+    return world, replica.own, replica.logs[0]
 
 
 def test_the_step_of_a_proposal_is_taken_once_it_is_held() -> None:
     """The leader computes nothing for a commit that may never be."""
-    world = asynchronous("ABC", epoch=3)
+    world = asynchronous()
     world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held | Probe) else None)
-    leaders = [world.peers[world.peers[name].state().plan.succession[0]] for name in "A"]
-    assert world.run(20, lambda: leaders[0].replica.logs[0].phase is Phase.HOLDING)
-    assert not leaders[0].proposals
+    leader = world.line[0]
+    assert world.run(20, lambda: world.log(leader).phase is Phase.HOLDING)
+    assert not world.peers[leader].proposals
 
 
 def test_a_submission_has_weight_1() -> None:
@@ -738,10 +682,10 @@ def test_a_submission_has_weight_1() -> None:
 
 def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     """The first Held was lost, and its sender has gone on."""
-    world = asynchronous("ABC", epoch=3)
-    leader = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    commit, _ = leader.replica.logs[0].last[-1]
-    effects = leader.replica.handle(e.Received(commit.leader, commit), world.now)
+    world = asynchronous()
+    other = next(name for name in "ABC" if name != world.line[0])
+    commit, _ = world.log(other).last[-1]
+    effects = world.effects(other, e.Received(commit.leader, commit))
     assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
 
 
@@ -751,62 +695,41 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
 def test_a_submission_that_can_not_be_counted_any_more_does_not_wait_on(because: str) -> None:
     """The leader would count it, and all others would refuse its commit."""
     old = because == "it became too old"
-    world = asynchronous("ABC", max_staleness=1 if old else None, epoch=3)
-    leader = world.peers[world.line[0]]
-    log = leader.replica.logs[0]
-    waiting = a_ready(log.held, life=9)
-    if old:
-        before = next((epoch, chain) for epoch, chain in log.held.links if epoch == log.epoch - 1)
-        waiting = replace(waiting, base=Version(0, 0, *before))
-    else:
-        waiting = replace(waiting, uses=(Use(DataSet("train", 10), ((0, 3),), 5),))
-    log.round.readys["X"] = waiting
+    world = asynchronous(max_staleness=1 if old else None)
+    log = world.log(world.line[0])
+    earlier = {"base": Version(0, 0, *log.held.links[-2])}
+    others = {"uses": (Use(DataSet("train", 10), ((0, 3),), 5),)}
+    log.round.readys["X"] = replace(a_ready(log.held, life=9), **(earlier if old else others))
     world.reach(log.epoch + 2)
     assert "X" not in log.round.readys
 
 
 def test_a_refused_submission_is_said_to_the_user() -> None:
-    world = asynchronous("ABC", max_staleness=2, epoch=3)
-    peer = submitter(world)
-    ready = peer.replica.own.ready
-    assert ready is not None
-    ahead = replace(ready.base, epoch=ready.base.epoch + 3)
-    log = peer.replica.logs[0]
-    peer.replica.handle(e.Received("A", Stale(0, ready.id, ahead)), world.now)
+    world, own, log = submitting(max_staleness=2)
+    assert own.ready is not None
+    ahead = replace(own.ready.base, epoch=own.ready.base.epoch + 3)
+    world.effects(own.me, e.Received("A", Stale(0, own.ready.id, ahead)))
     log.begin(replace(log.held, version=ahead), world.now)
-    effects = peer.replica.handle(e.Wakeup(), world.now)
-    assert [one.kind for one in effects if isinstance(one, e.Note) and one.kind == "stale"] == ["stale"]
+    effects = world.effects(own.me, e.Wakeup())
+    assert "stale" in [one.kind for one in effects if isinstance(one, e.Note)]
 
 
 def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
-    world = asynchronous("ABC", epoch=3)
-    peer = submitter(world)
-    assert world.run(20, lambda: not peer.replica.own.flying)
-    assert peer.replica.logs[0].round.handed[0] == ""
+    world, own, log = submitting()
+    assert world.run(20, lambda: not own.flying)
+    assert log.round.handed[0] == ""
 
 
-def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
-    """Else a peer that is behind never finds that its answer is late, and never asks."""
-    world = asynchronous("ABC", epoch=3)
-    peer = submitter(world)
-    own, log = peer.replica.own, peer.replica.logs[0]
+def test_a_submission_on_an_earlier_version_is_waited_for_and_sent_again() -> None:
+    """Else a peer that is behind never finds that its answer is late, and never asks. The leader asks for a slice that
+    was lost, by the version on which it was made."""
+    world, own, log = submitting()
     assert own.ready is not None
-    own.ready = replace(own.ready, base=Version(0, 0, 1, "earlier"))
-    own.going[-1] = "A"
+    base = Version(0, 0, *log.held.links[-2])
+    own.ready, own.going[-1] = replace(own.ready, base=base), "A"
     own.delivered("A", own.ready, world.now, ok=True)
     assert log.round.handed == ("A", world.now)
-
-
-def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
-    """The leader asks for a slice that was lost, by the version on which it was made."""
-    world = asynchronous("ABC", epoch=3)
-    peer = submitter(world)
-    own, log = peer.replica.own, peer.replica.logs[0]
-    assert own.ready is not None
-    base = next(Version(0, 0, epoch, chain) for epoch, chain in log.held.links if epoch < log.epoch)
-    own.ready = replace(own.ready, base=base)
-    want = Want(0, base, What.SLICES, (1,))
-    effects = peer.replica.handle(e.Received(log.round.leader, want), world.now)
+    effects = world.effects(own.me, e.Received(log.round.leader, Want(0, base, What.SLICES, (1,))))
     assert [message.number for _, message in sent(effects, Slice)] == [1]
 
 
@@ -847,7 +770,7 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
 @fails_if(Replica._wakeup, "log.unproven = True", "pass")
 def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
     """Others may have gone on without it. A newcomer, which knows nothing of them, would hold its next commit."""
-    world = asynchronous("ABC", epoch=3)
+    world = asynchronous()
     leader = world.peers[world.line[0]].replica
     assert world.run(20, lambda: leader.logs[0].phase is Phase.COLLECTING)
     effects = leader.handle(e.Wakeup(), leader.planned + leader.rules.frozen_after + 1)
@@ -901,9 +824,7 @@ def test_a_commit_whose_means_nobody_has_is_not_taken_again() -> None:
     """A leads, has waited in vain for the means of B's commit, and closes anew. B's word for its own one is still
     there: A would take it again and again, and never make another."""
     log = a_log("A", "A", "B")
-    choice = choice_of(log.held, "B", "A", "B")
-    close = Close(0, log.held.version, 0, "B", 0, key_of(0, log.held.version, choice), choice, ("B",) * log.slices)
-    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    commit = a_commit(log, choice_of(log.held, "A", "B", by="B"), "B")
     log.round.term, log.round.leader, log.round.commits = 2, "A", {"B": commit}
     assert applying.retake(log, 0.0)
     assert log.phase is Phase.LACKING
@@ -922,10 +843,7 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     fetch.staged[0] = state.version, 0.0
     assert fetching._advance(fetch, 0.0) == []
     assert sent(fetching._advance(fetch, 0.1), Want) == [("B", Want(0, state.version, What.NEXT))]
-    choice = choice_of(state, "B", by="B")
-    close = Close(0, state.version, 0, "B", 0, key_of(0, state.version, choice), choice, ("B",) * log.slices)
-    commit = commit_of(state, close, ("x", "y", "z"), close.owners, log.rules)
-    log.keep("B", commit)
+    log.keep("B", commit := a_commit(log, choice_of(state, "B", by="B"), "B"))
     wants = sent(fetching._advance(fetch, 0.2), Want)
     assert [(want.what, want.numbers, want.base) for _, want in wants] == [
         (What.MEANS, (0,), state.version),

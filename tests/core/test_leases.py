@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, DataUse, Lease, Table, Tables, Use, after
-from p2p_diloco.core.spans import length, minus, taken, within
+from p2p_diloco.core.spans import length, taken
 
 DATA = DataSet("train", 100, epochs=3)
 RECALL = 8
@@ -119,13 +119,6 @@ def use(*spans: tuple[int, int], wants: int = 10, data: DataSet = DATA) -> Use:
     return Use(data, spans, wants)
 
 
-def test_the_first_commit_opens_the_table_and_grants() -> None:
-    """An empty contribution asks; its commit gives each asker what it wants, lowest first."""
-    (table,) = after((), [("a", 1, (use(),)), ("b", 2, (use(wants=5),))], (), 1, RECALL)
-    assert table.leases == (Lease("a", 1, 0, 10, 1), Lease("b", 2, 10, 15, 1))
-    assert table.next == 15
-
-
 def test_a_claim_needs_a_lease_of_the_same_life() -> None:
     """Positions of another peer, of another life, or of no one are refused; own ones, leased or freed, are not."""
     table = Table(DATA, 30, (Lease("a", 1, 0, 10, 1),), (Lease("b", 2, 10, 20, 1),))
@@ -223,14 +216,3 @@ def test_what_is_left_in_many_parts_can_be_used() -> None:
         tables = after(tables, [("a", 1, (said,))], (), epoch, RECALL)
         one.count()
     assert leases.complete(tables[0])
-
-
-def test_stock_is_what_is_held_and_not_pending() -> None:
-    """A position that leaves the progress without being counted comes again."""
-    tables = after((), [("a", 1, (use(),))], (), 1, RECALL)
-    one = DataUse(DATA, "a", 1)
-    one.stepped(((0, 4),))
-    assert one.stock(tables) == ((4, 10),)
-    one.drop()
-    assert one.stock(tables) == ((0, 10),)
-    assert within(minus(((0, 10),), ()), one.stock(tables))

@@ -18,9 +18,8 @@ from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, S
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, ModelVersion
+from tests.core.parts import a_log, choice_of
 from tests.core.sabotage import fails_if
-from tests.core.test_findings import choice_of
-from tests.core.test_found_by_worlds import a_log
 from tests.core.world import LOST, World, rules
 
 

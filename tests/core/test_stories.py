@@ -31,13 +31,6 @@ def test_a_quiet_round() -> None:
     world.check()
 
 
-def test_each_owner_computes_its_slices_and_nobody_all() -> None:
-    """With six slices and three peers, each owns two, and sends its means to all."""
-    world = World("ABC", rules(slices=6), epoch=4)
-    owners = world.peers["A"].state().plan.owners
-    assert sorted(owners.count(peer) for peer in "ABC") == [2, 2, 2]
-
-
 def die_when(world: World, name: str, kind: type, seen: int = 1, epoch: int = 3) -> None:
     """Let a peer die once this many messages of a kind of the round on this epoch have arrived from it."""
     left = [seen]
@@ -179,26 +172,6 @@ def test_means_are_kept_until_all_hold_their_commit() -> None:
     assert [world.log(name).last for name in "AB"] == [[(last[name][0], ())] for name in "AB"]
 
 
-def test_the_whole_swarm_restarts_from_disk() -> None:
-    """All die; two come back from their disks and one from an older one: all go on from the newest state."""
-    world = World("ABC", epoch=3)
-    old = world.peers["C"].state()
-    theta = [list(slices) for slices in world.peers["C"].theta]
-    world.kill("C")
-    world.reach(5, "AB")
-    for name in "AB":
-        world.kill(name)
-    world.peers["C"].theta = theta
-    assert world.peers["C"].state() == old
-    newest = world.peers["A"].state().version
-    for name in "CAB":
-        world.restart(name)
-    world.reach(7)
-    chains = dict(world.peers["C"].state().links)
-    assert chains[newest.epoch] == newest.chain
-    world.check()
-
-
 def test_a_cut_between_two_of_three_costs_a_detour() -> None:
     """A and C can't reach each other: their slices and means go by B, or round B's turn."""
     world = World("ABC", epoch=3)
@@ -238,12 +211,4 @@ def test_of_equal_sides_the_greater_version_wins() -> None:
     world.run(60)
     for name in "ABCD":
         assert all(dict(world.peers[name].state(f).links)[v.epoch] == v.chain for f, v in enumerate(ahead))
-    world.check()
-
-
-def test_streaming_fragments_have_logs_of_their_own() -> None:
-    """Three fragments are sent in turn; a death in one round does not touch the others."""
-    world = World("ABC", rules(fragments=3), epoch=3)
-    world.kill("B")
-    world.reach(6, "AC")
     world.check()

@@ -73,10 +73,6 @@ class Peer:
     waits_for_release: bool = False
     contributed_at: float = 0.0
     waits: list[float] = field(default_factory=list)  # how long each exchange took, in seconds
-    stuck: bool = False
-    stopped_at: int | None = None  # the fragment that a stuck trainer would have sent
-    life: int = 1
-    born: int = 1  # the first step that this life made
 
     def state(self, fragment: int = 0) -> State:
         state = self.replica.logs[fragment].state
@@ -139,22 +135,14 @@ class World:
 
     # -- peers
 
-    def start(self, name: str, *, found: bool = False, states: tuple[State, ...] = (), role: str = "worker") -> Peer:
-        """Start a peer; it may found the run, or restore states with the tensors that it had."""
-        before = self.peers.get(name)
-        life = 1 if before is None else before.life + 1
-        replica = Replica(name, self.rules, role=role, incarnation=life << 20, now=self.now)
+    def start(self, name: str, *, found: bool = False, role: str = "worker") -> Peer:
+        """Start a peer; it may found the run."""
+        replica = Replica(name, self.rules, role=role, incarnation=1 << 20, now=self.now)
         shape = [[NOTHING] * len(slices) for slices in self.rules.fragments]
-        peer = Peer(name, replica, shape, self.trains_s, life=life)
+        peer = self.peers[name] = Peer(name, replica, shape, self.trains_s)
         peer.progress = [Progress() for _ in self.rules.fragments]
-        peer.made = 0 if before is None else before.made
-        peer.born = peer.made + 1
-        self.peers[name] = peer
         if found:
             self.handle(name, e.Found(0, tuple(f"theta0-{f}" for f in range(len(shape)))))
-        if states and before is not None:
-            peer.theta = [list(slices) for slices in before.theta]
-            self.handle(name, e.Restore(states))
         self.wake(name)
         return peer
 
@@ -172,14 +160,6 @@ class World:
 
     def kill(self, name: str) -> None:
         self.peers[name].alive = False
-
-    def restart(self, name: str, *, keeps: bool = True) -> Peer:
-        """Start a dead peer again, from its disk (``keeps``) or with nothing."""
-        old = self.peers[name]
-        states = tuple(old.state(f) for f in range(len(self.rules.fragments))) if keeps else ()
-        peer = self.start(name, states=states)
-        self.meet(name)
-        return peer
 
     # -- time
 
@@ -231,6 +211,10 @@ class World:
     def wake(self, name: str) -> None:
         self.handle(name, e.Wakeup())
 
+    def effects(self, name: str, event: e.Event) -> list[e.Effect]:
+        """Feed an event to a peer's replica, and return the effects, which nobody carries out."""
+        return list(self.peers[name].replica.handle(event, self.now))
+
     def handle(self, name: str, event: e.Event) -> None:
         """Feed an event to a peer's replica, and carry out the effects."""
         peer = self.peers[name]
@@ -240,13 +224,8 @@ class World:
             self.carry_out(peer, effect)
 
     def later(self, peer: Peer, seconds: float, event: e.Event) -> None:
-        """Feed an event later, if this life of the peer still lives."""
-
-        def act() -> None:
-            if self.peers.get(peer.name) is peer:
-                self.handle(peer.name, event)
-
-        self.after(seconds, act)
+        """Feed an event later, if the peer still lives."""
+        self.after(seconds, lambda: self.handle(peer.name, event))
 
     def carry_out(self, peer: Peer, effect: e.Effect) -> None:
         match effect:
@@ -313,7 +292,7 @@ class World:
         self.delivered.append((self.now, peer.name, to, message))
         if self.confirms_after_s:
             self.later(peer, self.confirms_after_s, e.Delivered(to, message))
-        elif self.peers.get(peer.name) is peer:
+        else:
             self.handle(peer.name, e.Delivered(to, message))
         self.handle(to, e.Received(peer.name, message))
 
@@ -342,15 +321,6 @@ class World:
                 peer.waits.append(self.now - peer.contributed_at)
                 self.later(peer, 0.0, e.Merge())
 
-    def goes_on(self, name: str) -> None:
-        """Let a stuck trainer go on."""
-        peer = self.peers[name]
-        peer.stuck, fragment = False, peer.stopped_at
-        if fragment is not None:
-            peer.stopped_at = None
-            self.later(peer, 0.0, e.Stepped(0.1))
-            self.contribute(peer, fragment)
-
     def merge(self, peer: Peer, loaded: e.Loaded) -> None:
         progress = peer.progress[loaded.fragment]
         if loaded.outcome.dropped:
@@ -368,10 +338,7 @@ class World:
         self.after(peer.trains_s, lambda: self.contribute(peer, fragment))
 
     def contribute(self, peer: Peer, fragment: int) -> None:
-        if self.peers.get(peer.name) is not peer or not peer.alive:
-            return
-        if peer.stuck:
-            peer.stopped_at = fragment
+        if not peer.alive:
             return
         peer.made += 1
         for number, progress in enumerate(peer.progress):
@@ -398,6 +365,6 @@ class World:
                 known = self.versions.setdefault((fragment, state.version.chain), list(peer.theta[fragment]))
                 assert known == peer.theta[fragment], "peers at one version have unlike tensors"
                 there, progress = peer.counted(fragment), peer.progress[fragment]
-                mine = {f"{peer.name}{number}/{fragment}" for number in range(peer.born, peer.made + 1)}
+                mine = {f"{peer.name}{number}/{fragment}" for number in range(1, peer.made + 1)}
                 lost = mine - there - progress.pending - peer.dropped
                 assert not lost, f"steps of {peer.name} are lost: {sorted(lost)}"
