@@ -257,13 +257,11 @@ def test_a_promise_that_was_overtaken_is_none() -> None:
 @fails_if(owning.closed, "if not claims.would_promise(log, sender, close.term, now):", "if False:")
 def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
     """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
-    world = World("ABC", epoch=3)
-    old, new, owner = world.line
-    log = world.log(owner)
+    old, new, owner = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(owner, old, new, owner)
     log.round.term, log.round.leader = 1, new
-    close = a_close(log, Choice(old, 0, ((old, a_ready(log.held)),)), owner)
-    ((_, vote),) = sent(world.effects(owner, e.Received(old, close)), Vote)
-    assert (vote.term, vote.leader) == (1, new)
+    effects = owning.closed(log, old, a_close(log, Choice(old, 0, ((old, a_ready(log.held)),)), owner), 1.0)
+    assert [(vote.term, vote.leader) for _, vote in sent(effects, Vote)] == [(1, new)]
     assert log.round.close is None
 
 
