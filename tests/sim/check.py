@@ -312,6 +312,11 @@ def _used_up(world: World, data: Data) -> None:
     require(data.used_up_to(reach), "v", f"positions below {reach} are not used {USED_S:g} s after healing")
 
 
+def play(kind: str, seed: int) -> Outcome:
+    """Play the simulated run of this kind and seed. Raises Violation."""
+    return check(World(seed, drawn(seed, kind)))
+
+
 def check(world: World) -> Outcome:
     """Play one simulated run to its end, check every invariant, and return the outcome. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]

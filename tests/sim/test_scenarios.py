@@ -10,12 +10,11 @@ import pytest
 
 from p2p_diloco.core import closing
 from p2p_diloco.core.events import Apply
-from p2p_diloco.core.messages import Message, Part
 from tests.sim import invariants
 from tests.sim.check import check
 from tests.sim.face import Face
 from tests.sim.process import Process
-from tests.sim.settings import Settings
+from tests.sim.settings import PLAIN, Settings
 from tests.sim.world import World
 
 FOR_EVER = 1000.0
@@ -132,8 +131,6 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
 # -- partitions
 
 
-
-
 # -- joiners, and peers that stand still
 
 
@@ -154,23 +151,9 @@ def test_rounds_that_pass_before_the_others_wait_for_it_again(seed: int) -> None
     assert not any(frozen.trainer.dropped)
 
 
-class SlowState(World):
-    """A slice of a state takes two seconds, or the given time."""
-
-    lag = 2.0
-
-    def send(self, sender: Process, to: str, message: Message) -> None:
-        if isinstance(message, Part) and to in self.alive:
-            whole, damage = sender.replica.laden(sender, message)
-            assert damage is None
-            self.at(self.lag, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
-        else:
-            super().send(sender, to, message)
-
-
 def test_a_joiner_delays_no_round() -> None:
     """While it fetches, and until a commit names it, rounds take as long as before; then it takes part."""
-    world = calm(world=SlowState, peers=1, interval=6)
+    world = calm(peers=1, interval=6, state_lag=2.0)
     world.names += ["p1", "p2"]
     world.start("p1")
     world.run(40.0)
@@ -190,14 +173,13 @@ def test_a_joiner_delays_no_round() -> None:
 
 def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still() -> None:
     """Its donor is asked again, and staged slices are kept."""
-    world = calm(world=SlowState, peers=4, interval=4, slices_per_fragment=3)
-    assert isinstance(world, SlowState)
-    world.lag = world.rules.fetch_again + 1.0
+    lag = PLAIN.rules().fetch_again * 1.5
+    world = calm(peers=4, interval=4, slices_per_fragment=3, state_lag=lag)
     cut(world, "p0", "p1")
-    world.run(30.0)
+    world.run(world.now + 25.0)
     assert len(invariants.lineage(world)) > 1
     world.cut = set()
-    world.run(world.now + 2 * world.lag + 10.0)
+    world.run(world.now + 3 * lag + 10.0)
     settle(world)
 
 

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.check import KINDS
+from tests.sim.check import KINDS, play
 from tests.sim.model import Violation
-
-Kinds = dict[str, Callable[[int], None]]
 
 WORLDS = dict.fromkeys(KINDS, 5) | {"joining": 2, "crowded": 1}
 """Worlds of each kind: these two kinds take ten times as long as the others."""
@@ -35,12 +33,12 @@ BROKEN = [("async", 8010270), ("async", 8020039), ("async", 8020050), ("data", 7
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_seed_holds(kinds: Kinds, kind: str) -> None:
+def test_every_seed_holds(kind: str) -> None:
     """Every law holds in each of these worlds; docs/testing.md describes how to replay one."""
     broken = []
     for seed in range(WORLDS[kind]):
         try:
-            kinds[kind](seed)
+            play(kind, seed)
         except Exception as error:
             broken.append(f"{kind} seed {seed}: {error!r}")
     assert broken == []
@@ -48,16 +46,16 @@ def test_every_seed_holds(kinds: Kinds, kind: str) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
-def test_worlds_that_broke_once(kinds: Kinds, kind: str, seed: int) -> None:
+def test_worlds_that_broke_once(kind: str, seed: int) -> None:
     """In each of these worlds the protocol once failed. What was mended has a story in tests/core. Most changes
     of the protocol change the course of a world, so these show little more than others do."""
-    kinds[kind](seed)
+    play(kind, seed)
 
 
 @pytest.mark.xfail(raises=Violation, strict=True, reason="a law does not hold in this world yet: docs/testing.md")
 @pytest.mark.parametrize(("kind", "seed"), BROKEN)
-def test_worlds_that_still_break(kinds: Kinds, kind: str, seed: int) -> None:
-    kinds[kind](seed)
+def test_worlds_that_still_break(kind: str, seed: int) -> None:
+    play(kind, seed)
 
 
 @pytest.mark.slow
