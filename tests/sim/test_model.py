@@ -102,7 +102,7 @@ def test_a_broken_law_shows(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(20.0)
     invariants.account(world)
     process, astray, looks = world.alive["p1"], Tensors(0, b"astray"), partial[Any](world.run, 60.0)
-    present, account = process.replica.stores[0].present, partial(invariants.account, world)
+    present = process.replica.stores[0].present
     match law:
         case "a":
             present[:] = [Piece(astray, astray)] * 2
@@ -111,13 +111,14 @@ def test_a_broken_law_shows(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
         case "e":
             monkeypatch.setattr(leading, "advance", lambda log, now: [])
         case "f":
-            process.trainer.taken, looks = process.trainer.taken | 1 << 900, account
+            process.trainer.taken |= 1 << 900
+            looks = partial(invariants.account, world)
         case "x":
             commit, _ = process.replica.logs[0].last[-1]
             other = replace(commit, version=replace(commit.version, chain="other"))
             looks = partial(process.replica._agrees, other)
         case "y":
-            present[1], looks = Piece(), account
+            present[1], looks = Piece(), partial(process.replica.holds, 0)
     with pytest.raises(Violation, match=rf"\({law}\)"):
         looks()
 
