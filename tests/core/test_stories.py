@@ -12,10 +12,6 @@ from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
 
-def leader(world: World, at: str = "A") -> str:
-    return world.peers[at].state().plan.succession[0]
-
-
 def test_a_quiet_round() -> None:
     """Three peers train round after round: everybody is counted in each, all hold equal tensors, no step is lost, and
     each leads in its turn."""
@@ -23,7 +19,7 @@ def test_a_quiet_round() -> None:
     led = set()
     for epoch in range(3, 9):
         world.reach(epoch)
-        led.add(leader(world))
+        led.add(world.line[0])
         assert {member.epoch for member in world.peers["A"].state().roll.values()} == {epoch}
     assert led == {"A", "B", "C"}
     assert not world.sent(Claim)
@@ -72,7 +68,7 @@ def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
     """B makes the commit, sends it to C, and dies; C lacks a mean that only A has. A claims, C tells the commit, and
     both reach the version that B made."""
     world = World("ABC", epoch=3)
-    b = leader(world)
+    b = world.line[0]
     a, c = sorted({"A", "B", "C"} - {b})
     slow = [number for number, owner in enumerate(world.peers[a].state().plan.owners) if owner == b]
     assert slow

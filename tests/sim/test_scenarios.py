@@ -34,12 +34,15 @@ def cut(world: World, *side: str) -> None:
     world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
 
 
-def settle(world: World, seconds: float = 12.0) -> None:
-    """Training stops and exchanges end; then all peers agree, and every inner step is accounted for."""
+def settle(world: World) -> None:
+    """Training stops and exchanges end; then all peers agree, every inner step is accounted for, and in asynchronous
+    mode what any trainer was told is counted."""
     world.trainers.training = False
-    world.run(world.now + seconds)
-    assert len(invariants.lineage(world)) == 1
+    world.run(world.now + 15.0)
+    assert len(invariants.lineage(world)) == 1, invariants.lineage(world)
     invariants.account(world)
+    if world.rules.asynchronous:
+        invariants.relied_upon(world)
 
 
 def times(world: World, name: str, since: float = 0.0) -> list[float]:
