@@ -32,14 +32,6 @@ def test_each_submission_is_a_commit() -> None:
     world.check()
 
 
-def test_a_window_counts_several() -> None:
-    """With a grace, submissions of one window are averaged together."""
-    world = asynchronous(async_grace=2.0)
-    world.run(60)
-    assert any(len(commit.choice.entries) > 1 for commit in world.sent(Commit))
-    world.check()
-
-
 def test_a_peer_that_submits_nothing_holds_what_another_makes() -> None:
     """A is the first peer, and alone submits. B was never counted; still A's commits are held by B before A shows them,
     so they outlive A."""

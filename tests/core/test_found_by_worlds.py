@@ -46,7 +46,7 @@ from p2p_diloco.core.state import append, founding, hash_of, is_sound, key_of, r
 from p2p_diloco.core.version import ModelVersion, Version
 from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, blamed, choice_of, keeps, sent, tells
 from tests.core.sabotage import fails_if
-from tests.core.world import LOST, NOTHING, World, rules
+from tests.core.world import LOST, NOTHING, Peer, World, rules
 
 # -- what a commit and a state say
 
@@ -357,9 +357,19 @@ def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> No
 # -- fetching
 
 
-@pytest.mark.parametrize(("trains_s", "last_s", "late_s", "moves"), [(3.0, 16.0, 3.0, False), (25.0, 40.0, 18.0, True)])
+def fetches(world: World, newcomer: Peer, moves: str, seconds: int = 100) -> None:
+    """Run until the newcomer has its state, while transfers of these peers to it go on and on."""
+    for _ in range(seconds):
+        if world.run(1.0, lambda: newcomer.replica.has_state):
+            return
+        for owner in moves:
+            world.handle(newcomer.name, e.Moving(owner))
+    raise AssertionError(world.tell())
+
+
+@pytest.mark.parametrize(("trains_s", "last_s", "late_s", "moves"), [(3.0, 16.0, 3.0, ""), (25.0, 40.0, 18.0, "AB")])
 def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
-    trains_s: float, last_s: float, late_s: float, *, moves: bool
+    trains_s: float, last_s: float, late_s: float, moves: str
 ) -> None:
     """X has a slow link, so a commit, which is short, overtakes the commit's means. X dropped what it had at each of
     them, and asked for it again: it might have had its state never. A mean may take long, while it moves."""
@@ -372,14 +382,7 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
         return late_s if isinstance(message, Mean) else takes_s[message.number]
 
     world.rules_of_net.append(slow)
-    newcomer = world.join("X")
-    for _ in range(50):
-        if world.run(2.0, lambda: newcomer.replica.has_state):
-            break
-        for owner in "AB" if moves else "":
-            world.handle("X", e.Moving(owner))
-    else:
-        raise AssertionError(world.tell())
+    fetches(world, world.join("X"), moves)
     asked = [number for ask in world.sent(Ask, by="X") for number in ask.numbers]
     assert len(asked) <= 4, f"asked for {asked}"
 
@@ -400,12 +403,7 @@ def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> Non
         return 1.0 + 2 * message.number if isinstance(message, Part) else None
 
     world.rules_of_net.append(loses)
-    for _ in range(60):
-        if world.run(1.0, lambda: newcomer.replica.has_state):
-            break
-        for owner in "AB":
-            world.handle("X", e.Moving(owner))
-    assert newcomer.replica.has_state, world.tell()
+    fetches(world, newcomer, "AB", seconds=60)
     assert lost
 
 

@@ -93,16 +93,6 @@ def test_private_peers_aggregate_only_while_no_reachable_one_lives(mode: str) ->
     settle(world)
 
 
-def test_a_peer_that_turns_private_finishes_its_round_and_aggregates_no_other() -> None:
-    """No peer takes over from it, because it lives."""
-    world = relayed(0, fragments=1)
-    first = min(firsts(world))
-    world.ways.turn(first)
-    world.run(world.now + CLOSE_S)
-    assert first not in firsts(world)
-    assert world.happened["note takeover"] == 0
-
-
 def test_private_peers_wait_while_no_relay_lives_and_go_on_together() -> None:
     """Below min_peers no peer goes on alone, so the relay's absence leads to no fork."""
     world = relayed(0, "p0", "p1", peers=2, min_peers=2)

@@ -27,7 +27,7 @@ def test_worlds_that_hold(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "every invariant held in each" in told
     counts = {kind: count for count, kind in re.findall(r"^ +(\d+) (\w+): ", told, re.MULTILINE)}
     assert {kind: int(count) for kind, count in counts.items()} == Counter(map(kind_of, range(40, 44)))
-    assert re.search(r"faults: \d+ killed, .* memory changed", told)
+    assert re.search(r"faults: \d+ crash, .* flip", told)
     fates = [float(share) for share in re.findall(r"([\d.]+)% (?:counted|pending|died|dropped)", told)]
     assert sum(fates) == pytest.approx(100.0, abs=0.03)
 
