@@ -27,7 +27,8 @@ STORY_WIDTH = 100
 CHUNK = 10
 """Worlds that a process plays before it reports: about half a second of work."""
 FAULTS = (
-    "crash", "leave", "restart", "cut", "pair", "part", "mute", "turn", "relay", "heal", "freeze", "stall", "flip", "pause",
+    "crash", "leave", "restart", "cut", "pair", "part", "mute", "turn", "relay", "heal", "freeze", "stall", "flip",
+    "pause",
 )  # fmt: skip
 NOTES = ("takeover", "fork", "mismatch", "died")
 
