@@ -53,32 +53,6 @@ def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
 # -- the key fixes the version
 
 
-def test_late_commits_of_a_live_leader_make_no_fork() -> None:
-    """The leader commits, and all its commits are late; the others find it silent, claim, and make the same version,
-    because their votes tell the choice that they served."""
-    world = World("ABC", rules(min_peers=2), epoch=3)
-    leader = world.line[0]
-    others = "".join(sorted({"A", "B", "C"} - {leader}))
-
-    def rule(sender: str, to: str, message: Message) -> float | None:
-        if isinstance(message, Commit) and sender == leader and message.base.epoch == 3:
-            world.cut(leader, others)  # from now on nothing comes through
-            return LOST
-        return None
-
-    world.rules_of_net.append(rule)
-    world.reach(4, leader)
-    made = world.peers[leader].state().version
-    world.reach(4, others)
-    assert world.sent(Claim, by=others)
-    assert {world.peers[name].state().version for name in others} == {made}
-    world.cuts.clear()
-    world.rules_of_net.clear()
-    world.reach(7)
-    assert not any(world.peers[name].notes("fork") for name in "ABC")
-    world.check()
-
-
 def test_whoever_commits_one_key_makes_one_version() -> None:
     """Term and author of a commit are not in its version; everything that its leader chose is."""
     state = a_state(2, "A", "B", "C")

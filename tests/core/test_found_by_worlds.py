@@ -731,18 +731,6 @@ def test_a_submission_on_an_earlier_version_is_waited_for_and_sent_again() -> No
     assert [message.number for _, message in sent(effects, Slice)] == [1]
 
 
-def test_slices_from_moving_donors_meet_at_one_version() -> None:
-    """Each slice takes as long as several commits, which only the named peers get: one that fetches asks for those that
-    it needs."""
-    world = World("ABCD", rules(mode="async", successors=1), trains_s=6.5, epoch=3)
-    slow = {"A": 3.0, "B": 6.0, "C": 4.0, "D": 5.0}
-    world.rules_of_net.append(
-        lambda sender, to, message: slow[to] if isinstance(message, Ask) and message.numbers else None
-    )
-    world.join("E")
-    assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
-
-
 @fails_if(Fetching._advance, "head.version, fetch.donors, now", "head.version, [*fetch.sources.values()], now")
 def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() -> None:
     """A slice may come from any peer near the head; a commit that such a peer tells is not believed."""
