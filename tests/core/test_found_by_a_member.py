@@ -10,30 +10,11 @@ import pytest
 
 from p2p_diloco.core import applying, claims, closing, holding, leading, owning, waits
 from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as msg
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
-from p2p_diloco.core.messages import (
-    Ask,
-    Choice,
-    Claim,
-    Close,
-    Commit,
-    Head,
-    Held,
-    Mean,
-    Message,
-    Part,
-    Probe,
-    ProbeAck,
-    Ready,
-    Slice,
-    Told,
-    Vote,
-    Want,
-    What,
-)
 from p2p_diloco.core.plan import plan_after
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import append, key_of
@@ -53,10 +34,10 @@ def a_leader(*names: str, closed: bool = False) -> FragmentLog:
     return log
 
 
-def a_slice(log: FragmentLog, author: str, number: int, hash: str = "", sequence: int = 99) -> Slice:
+def a_slice(log: FragmentLog, author: str, number: int, hash: str = "", sequence: int = 99) -> msg.Slice:
     """Return a slice of the author's contribution; ``hash``: another one than the author signed."""
     ready = a_ready(log.held, sequence)
-    return Slice(0, log.held.version, author, ready.id, number, hash or ready.hashes[number])
+    return msg.Slice(0, log.held.version, author, ready.id, number, hash or ready.hashes[number])
 
 
 def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
@@ -66,9 +47,9 @@ def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
     log.round.lacks[0, "X"] = 1.0, False
     assert not leading.pass_on(log, a_slice(log, "X", 0, "another"), 2.0)
     (asked,) = leading._fetch(log, "B", 0, "X", 2.0)
-    assert sent([asked], Want) == [("X", Want(0, log.held.version, What.SLICES, (0,)))]
+    assert sent([asked], msg.Want) == [("X", msg.Want(0, log.held.version, msg.What.SLICES, (0,)))]
     log.round.slices[0, "X"] = a_slice(log, "X", 0)
-    assert sent(leading._fetch(log, "B", 0, "X", 2.0), Slice) == [("B", a_slice(log, "X", 0))]
+    assert sent(leading._fetch(log, "B", 0, "X", 2.0), msg.Slice) == [("B", a_slice(log, "X", 0))]
 
 
 @fails_if(owning.collect, "if choice is not None and not (ready is not None and fits(ready, part)):", "if False:")
@@ -85,7 +66,7 @@ def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None
 def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
     log = a_leader("A", "X", closed=True)
     for number in range(9):
-        applying.got(log, "X", Mean(0, log.held.version, f"invented {number}", 0, "h", "X"), 2.0 + number)
+        applying.got(log, "X", msg.Mean(0, log.held.version, f"invented {number}", 0, "h", "X"), 2.0 + number)
     assert (log.round.moved_at, [key for key, _ in log.round.means]) == (1.0, ["invented 8"])
 
 
@@ -94,7 +75,7 @@ def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
     """X sends them as often as it likes: a round that waited while something comes would never end."""
     log = a_leader("A", "X", closed=True)
     assert log.round.close is not None
-    mean = Mean(0, log.held.version, log.round.close.key, 0, "h", "A")
+    mean = msg.Mean(0, log.held.version, log.round.close.key, 0, "h", "A")
     applying.got(log, "X", replace(mean, owner="X"), 2.0)
     assert log.round.moved_at == 1.0
     for now in (3.0, 4.0):
@@ -108,7 +89,8 @@ def test_while_means_are_lacking_slices_are_no_progress() -> None:
     log = a_log("A", "A", "B", "X")
     applying.take(log, a_commit(log, choice_of(log.held, "B", by="B"), "B"), 1.0)
     owning.collect(log, "X", a_slice(log, "X", 0), 5.0)
-    assert {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), Want)} == {(What.MEANS, (0, 1, 2))}
+    (asked,) = {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), msg.Want)}
+    assert asked == (msg.What.MEANS, (0, 1, 2))
 
 
 @fails_if(claims.would_promise, "if now < log.round.idle.get(peer, (0, now))[1]:", "if False:")
@@ -159,9 +141,9 @@ def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None
     log.begin(log.held, 0.0)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", {"B", "C"}, Phase.CLAIMING
     for now in range(1, 60):
-        claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+        claims.voted(log, "D", msg.Vote(0, log.held.version, 40, "X"))
         waits.pass_over(log, float(now))
-    claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+    claims.voted(log, "D", msg.Vote(0, log.held.version, 40, "X"))
     assert claims.missing(log) == []
     assert "D" not in leading._owners(log)
 
@@ -172,7 +154,7 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     log = a_log("A", "A", "B", "C", "X")
     log.roster.peers["X"].dead = True
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
-    vote = Vote(0, log.held.version, 40, "X")
+    vote = msg.Vote(0, log.held.version, 40, "X")
     claims.voted(log, "B", vote)
     assert (log.round.term, log.round.leader) == (1, "A")  # one alone may lie
     claims.voted(log, "C", vote)
@@ -186,7 +168,7 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
 def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
     log = a_log("A", "A", "X")
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
-    claims.voted(log, "X", Vote(0, log.held.version, 2**40, "X"))
+    claims.voted(log, "X", msg.Vote(0, log.held.version, 2**40, "X"))
     assert log.round.term <= 1 + claims.TURNS_AHEAD * 3
 
 
@@ -195,7 +177,7 @@ def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
     """X promises, and tells a choice of its own that counts nothing: the round is closed without it."""
     log = a_log("A", "A", "X")
     log.round.term, log.round.leader, log.round.promised = 1, "A", {"X"}
-    log.round.votes["X"] = Vote(0, log.held.version, 1, "A", a_close(log, Choice("X", 2, ()), "X", term=2))
+    log.round.votes["X"] = msg.Vote(0, log.held.version, 1, "A", a_close(log, msg.Choice("X", 2, ()), "X", term=2))
     assert claims.told_choice(log) is None
     sound = choice_of(log.held, "A", "X", by="X")
     log.round.served = a_close(log, sound, "X")
@@ -236,11 +218,11 @@ def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     world = World("ABC", epoch=3)
     log = world.log("C")
     assert world.run(20, lambda: world.peers["C"].replica.own.sent() == (3,))
-    want = Want(0, log.held.version, What.SLICES, (0,))
+    want = msg.Want(0, log.held.version, msg.What.SLICES, (0,))
     log.round.term, log.round.leader = 40, "B"
-    assert not sent(world.effects("C", e.Received("A", want)), Slice)
+    assert not sent(world.effects("C", e.Received("A", want)), msg.Slice)
     log.roster.peers["B"].dead = True
-    slices = sent(world.effects("C", e.Received("A", want)), Slice)
+    slices = sent(world.effects("C", e.Received("A", want)), msg.Slice)
     assert [part.number for to, part in slices if to == "A"] == [0]
 
 
@@ -340,7 +322,8 @@ def test_no_leader_chooses_the_next_one() -> None:
 # -- members that say much and do nothing
 
 
-OF_ROUNDS = (Claim, Close, Commit, Head, Held, Mean, Part, Ready, Slice, Vote, Want)
+OF_ROUNDS = (msg.Claim, msg.Close, msg.Commit, msg.Head, msg.Held, msg.Mean)
+OF_ROUNDS += (msg.Part, msg.Ready, msg.Slice, msg.Vote, msg.Want)
 """What a silent member doesn't send. It still answers probes and questions about what it holds."""
 
 
@@ -349,12 +332,12 @@ def silence(world: World, silent: str) -> None:
     world.rules_of_net.append(lambda sender, to, m: LOST if sender in silent and isinstance(m, OF_ROUNDS) else None)
 
 
-def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, Message], Message]:
+def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, msg.Message], msg.Message]:
     """A lie of this peer: that it is where A is, and, if `sent`, that its contribution is out."""
 
-    def lie(sender: str, _to: str, message: Message) -> Message:
+    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
         version = world.log("A").held.version
-        if sender == silent and isinstance(message, Probe | ProbeAck) and message.summary.heads:
+        if sender == silent and isinstance(message, msg.Probe | msg.ProbeAck) and message.summary.heads:
             heads, out = ((version.epoch, version.chain),), (version.epoch if sent else -1,)
             return replace(message, summary=replace(message.summary, heads=heads, sent=out))
         return message
@@ -390,16 +373,16 @@ def test_a_leader_that_yields_says_so() -> None:
     assert world.run(20.0, lambda: all(world.peers[peer].epoch > 3 for peer in (leader, *others)))
 
 
-def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, Message], Message]:
+def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, msg.Message], msg.Message]:
     """A lie of these peers: that they are five epochs ahead of A."""
 
-    def lie(sender: str, _to: str, message: Message) -> Message:
+    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
         held = world.log("A").held
         ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, chain="lie")
-        if sender in silent and isinstance(message, Probe | ProbeAck):
+        if sender in silent and isinstance(message, msg.Probe | msg.ProbeAck):
             return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.chain),)))
-        if sender in silent and isinstance(message, Told):
-            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.chain)),), fresh=False)
+        if sender in silent and isinstance(message, msg.Told):
+            return msg.Told((ahead,), ((*held.links, (ahead.epoch, ahead.chain)),), fresh=False)
         return message
 
     return lie
@@ -441,11 +424,11 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     world = World("ABCX", rules(round_timeout=600.0), epoch=3)
     world.lies.append(says_that_it_is_ahead(world, "X"))
     slow = 2 * world.rules.settle
-    world.rules_of_net.append(lambda sender, to, m: slow if isinstance(m, Told) and sender in "BC" else None)
+    world.rules_of_net.append(lambda sender, to, m: slow if isinstance(m, msg.Told) and sender in "BC" else None)
     silence(world, "X")
     world.run(60.0)
-    assert world.sent(Told, by="X"), "nobody asked it"
-    assert not [ask for ask in world.sent(Ask, to="X") if ask.fragment is not None], "its state was asked for"
+    assert world.sent(msg.Told, by="X"), "nobody asked it"
+    assert not [ask for ask in world.sent(msg.Ask, to="X") if ask.fragment is not None], "its state was asked for"
 
 
 def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:
@@ -477,8 +460,8 @@ def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     world.run(40)
     leader = world.log("A").round.leader
 
-    def excuse(sender: str, _to: str, message: Message) -> Message:
-        if sender != leader or not isinstance(message, Probe | ProbeAck):
+    def excuse(sender: str, _to: str, message: msg.Message) -> msg.Message:
+        if sender != leader or not isinstance(message, msg.Probe | msg.ProbeAck):
             return message
         return replace(message, summary=replace(message.summary, awaits=((0, ("B" if leader != "B" else "C",)),)))
 
@@ -496,8 +479,8 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     silent = world.log("A").held.plan.succession[1]
     heads = world.peers[silent].replica.roster.mine.heads
 
-    def still(sender: str, _to: str, message: Message) -> Message:
-        if sender != silent or not isinstance(message, Probe | ProbeAck):
+    def still(sender: str, _to: str, message: msg.Message) -> msg.Message:
+        if sender != silent or not isinstance(message, msg.Probe | msg.ProbeAck):
             return message
         return replace(message, summary=replace(message.summary, heads=heads))
 
@@ -511,12 +494,12 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
 def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     """X contributes to each round and sends no slice of it; each round waited for these, twice a grace."""
     world = World("ABC", epoch=3)
-    world.rules_of_net.append(lambda s, t, m: LOST if s == "X" and isinstance(m, Slice) else None)
+    world.rules_of_net.append(lambda s, t, m: LOST if s == "X" and isinstance(m, msg.Slice) else None)
     world.join("X")
     world.delivered.clear()
     world.reach(43, "ABC", seconds=1000)
     again = {close.base.epoch for _, sender, _, close in world.delivered
-             if isinstance(close, Close) and sender != "X" and close.attempt}  # fmt: skip
+             if isinstance(close, msg.Close) and sender != "X" and close.attempt}  # fmt: skip
     assert 0 < len(again) < 12
     world.check()
 
@@ -539,8 +522,8 @@ def test_a_submission_of_nothing_is_refused() -> None:
     leader counted it again and again, in commits of nothing that all others refused."""
     world = World("ABCX", rules(mode="async"))
 
-    def nothing(sender: str, _to: str, message: Message) -> Message:
-        if sender != "X" or not isinstance(message, Ready):
+    def nothing(sender: str, _to: str, message: msg.Message) -> msg.Message:
+        if sender != "X" or not isinstance(message, msg.Ready):
             return message
         later = replace(message.id, sequence=message.id.sequence + 1)
         return replace(message, oldest=later, weight=0.0, samples=0, uses=(), hashes=(), root="")
@@ -559,8 +542,8 @@ def test_no_link_that_a_member_tells_ends_the_others(link: float) -> None:
     it. Where most links are so slow, that of an honest peer is infinitely faster."""
     world = World("AX")
 
-    def lie(sender: str, _to: str, message: Message) -> Message:
-        return replace(message, link=link) if sender == "X" and isinstance(message, Ready) else message
+    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
+        return replace(message, link=link) if sender == "X" and isinstance(message, msg.Ready) else message
 
     world.lies.append(lie)
     world.peers["A"].replica.handle(e.Measured(1e6), world.now)

@@ -10,6 +10,7 @@ import pytest
 
 from p2p_diloco.core import applying, claims, closing, digests, holding, leading, waits
 from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as msg
 from p2p_diloco.core.admission import objection
 from p2p_diloco.core.carry import LEFT
 from p2p_diloco.core.exchange import Exchange
@@ -17,27 +18,6 @@ from p2p_diloco.core.fetching import HEAD, Fetch, Fetching, part_of
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.lineage import Inquiry, Lineage
-from p2p_diloco.core.messages import (
-    Ask,
-    Choice,
-    Claim,
-    Close,
-    Commit,
-    Head,
-    Held,
-    Mean,
-    Message,
-    Part,
-    Probe,
-    Ready,
-    Slice,
-    Stale,
-    Summary,
-    Told,
-    Vote,
-    Want,
-    What,
-)
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.round import Phase
@@ -80,7 +60,7 @@ def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
     leader, owner, _ = world.line
     for lie in ({"hashes": ()}, {"hashes": ("x", "y", "z")}):
         ready = replace(a_ready(world.peers["A"].state()), **lie)
-        close = a_close(world.log(owner), Choice(leader, 0, ((leader, ready),)), owner)
+        close = a_close(world.log(owner), msg.Choice(leader, 0, ((leader, ready),)), owner)
         assert blamed(world.effects(owner, e.Received(leader, close))) == [leader]
         assert blamed(world.effects(leader, e.Received(owner, ready))) == [owner]
 
@@ -90,7 +70,7 @@ def test_a_close_with_another_number_of_slices_is_refused() -> None:
     log = world.log("B")
     ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
     for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
-        close = a_close(log, Choice("A", 0, entries), "B")
+        close = a_close(log, msg.Choice("A", 0, entries), "B")
         assert blamed(world.effects("B", e.Received("A", replace(close, owners=owners)))) == ["A"]
 
 
@@ -114,11 +94,11 @@ def test_a_step_is_told_how_many_peers_train() -> None:
 @fails_if(Roster.summarized, "restarted = known not in (None, summary.incarnation)", "restarted = False")
 def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
     """After a restart its incarnation may be lower than before."""
-    roster = Roster("A", rules(), Summary(9, "worker"))
+    roster = Roster("A", rules(), msg.Summary(9, "worker"))
     roster.heard("B")
-    roster.summarized("B", Summary(50, "worker"))
+    roster.summarized("B", msg.Summary(50, "worker"))
     roster.departed("B", 50)
-    assert roster.summarized("B", Summary(7, "worker"))
+    assert roster.summarized("B", msg.Summary(7, "worker"))
     assert roster.live("B")
 
 
@@ -126,7 +106,7 @@ def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
 def test_an_older_summary_replaces_no_newer_one() -> None:
     """Messages overtake each other. B has just fetched the state and said so; its answer to an earlier probe, which
     comes later, says that it holds none: A would take over the term that it has handed to B."""
-    roster, told = Roster("A", rules(), Summary(9, "worker")), Roster("B", rules(), Summary(50, "worker"))
+    roster, told = Roster("A", rules(), msg.Summary(9, "worker")), Roster("B", rules(), msg.Summary(50, "worker"))
     answer = told.mine
     told.says(heads=((3, "chain"),))
     roster.heard("B")
@@ -135,7 +115,7 @@ def test_an_older_summary_replaces_no_newer_one() -> None:
     assert roster.holds_state("B")
     told.says(heads=((3, "chain"),))
     assert told.mine.number == 1
-    roster.summarized("B", Summary(51, "worker"))
+    roster.summarized("B", msg.Summary(51, "worker"))
     assert not roster.holds_state("B")
 
 
@@ -159,8 +139,8 @@ def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
     world.run(20, lambda: world.peers[other].replica.own.sent() == (3,))
     log = world.log(other)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
-    effects = world.effects(other, e.Received(leader, Want(0, log.held.version, What.READY)))
-    assert [to for to, _ in sent(effects, Ready)] == [leader]
+    effects = world.effects(other, e.Received(leader, msg.Want(0, log.held.version, msg.What.READY)))
+    assert [to for to, _ in sent(effects, msg.Ready)] == [leader]
 
 
 @fails_if(leading._may_work, " or claims.serves_another(log, peer)", "")
@@ -170,11 +150,11 @@ def test_an_owner_that_has_promised_another_claim_is_replaced_at_once() -> None:
     leader, claimant, *_ = world.line
     owner = next(peer for peer in world.peers["A"].state().plan.owners if peer not in (leader, claimant))
     world.rules_of_net.append(
-        lambda sender, _, message: LOST if sender == owner and isinstance(message, Mean) else None
+        lambda sender, _, message: LOST if sender == owner and isinstance(message, msg.Mean) else None
     )
     log = world.log(leader)
     assert world.run(30, lambda: log.phase is Phase.CLOSING)
-    world.handle(leader, e.Received(owner, Vote(0, log.held.version, 1, claimant, turn=1000)))
+    world.handle(leader, e.Received(owner, msg.Vote(0, log.held.version, 1, claimant, turn=1000)))
     assert world.run(2.0, lambda: world.peers[leader].epoch > 3), world.tell()
     assert owner not in [mean.owner for _, means in log.last for mean in means]
 
@@ -186,7 +166,7 @@ def test_an_owner_that_is_back_with_the_leader_keeps_its_slices() -> None:
     log = world.log(leader)
     for turn, held_to in enumerate((claimant, leader)):
         term = 1 if held_to == claimant else 0
-        claims.voted(log, owner, Vote(0, log.held.version, term, held_to, turn=1000 + turn))
+        claims.voted(log, owner, msg.Vote(0, log.held.version, term, held_to, turn=1000 + turn))
         assert claims.serves_another(log, owner) == (held_to == claimant)
 
 
@@ -201,7 +181,7 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     tells(log, "E", 3, log.held.version.chain)
     assert claims.would_promise(log, "E", 2, 1.0)
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
-    vote = Vote(0, log.held.version, 0, "A")
+    vote = msg.Vote(0, log.held.version, 0, "A")
     claims.voted(log, "A", vote)
     assert log.round.leader == "D"  # A is dead in its view
     log.roster.peers["A"].dead = False
@@ -212,12 +192,12 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
 # -- lineages
 
 
-def told(*chain: str) -> Told:
+def told(*chain: str) -> msg.Told:
     links = tuple(enumerate(("theta0", *chain)))
-    return Told((Version(0, 10 * len(chain), len(chain), links[-1][1]),), (links,))
+    return msg.Told((Version(0, 10 * len(chain), len(chain), links[-1][1]),), (links,))
 
 
-def decided(mine: Told, *others: Told) -> tuple[str, set[str]]:
+def decided(mine: msg.Told, *others: msg.Told) -> tuple[str, set[str]]:
     """Return what a peer goes over to, and for whom its rounds don't wait."""
     log = a_log("A", "A", *"BCDE"[: len(others)])
     log.state = replace(log.held, version=mine.versions[0], links=mine.links[0])
@@ -268,7 +248,7 @@ def test_a_split_of_which_nobody_remembers_the_beginning_ends() -> None:
     assert not decided(ahead, many, ahead, ahead)[0]
     log = a_log("A", "A", "B")
     log.state = replace(log.held, links=log.held.links[-1:])
-    log.roster.summarized("B", Summary(1, "worker", model=ModelVersion(0, 1, 1, ""), heads=((1, "b"),)))
+    log.roster.summarized("B", msg.Summary(1, "worker", model=ModelVersion(0, 1, 1, ""), heads=((1, "b"),)))
     assert not log.is_here("B")
 
 
@@ -298,7 +278,7 @@ def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None
     world = World("AB", epoch=2)
     for together in (False, True):
         world.peers["A"].replica.fetching.begin([0], ["B"], world.now, together=together)
-        ((_, answer),) = sent(world.effects("A", e.Received("B", Ask())), Told)
+        ((_, answer),) = sent(world.effects("A", e.Received("B", msg.Ask())), msg.Told)
         assert answer.fresh is together
 
 
@@ -314,7 +294,7 @@ def test_who_is_ahead_in_one_fragment_is_followed_there() -> None:
     log = a_log("A", *"ABC", of=rules(2))
     log.state = replace(log.held, version=told("a").versions[0], links=told("a").links[0])
     b, c = ((told("a"), told("a", "a2")), (told("a", "a2", "a3"), told("a")))
-    answers = [Told(one.versions + other.versions, one.links + other.links) for one, other in (b, c)]
+    answers = [msg.Told(one.versions + other.versions, one.links + other.links) for one, other in (b, c)]
     lineage = Lineage(rules(2, mode="async"), [log, log], log.roster)
     lineage.inquiry = Inquiry(0.0, ["B", "C"], dict(zip("BC", answers, strict=True)))
     belief = lineage.decide(10.0)
@@ -329,7 +309,7 @@ def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> Non
     commit, _ = world.log("A").last[-1]
     for chain, answers in (("", [("B", commit)]), ("z", [])):
         told = replace(commit, version=replace(commit.version, chain=chain))
-        assert sent(world.effects("A", e.Received("B", told)), Commit) == answers
+        assert sent(world.effects("A", e.Received("B", told)), msg.Commit) == answers
 
 
 def test_a_leader_may_wait_for_its_own_trainer() -> None:
@@ -350,7 +330,7 @@ def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> No
     log = a_log("B", "A", "B")
     assert "A" in log.held.roll
     assert not closing.is_newcomer(log, "A")
-    log.roster.summarized("A", Summary(2, "worker", heads=((3, log.held.version.chain),)))
+    log.roster.summarized("A", msg.Summary(2, "worker", heads=((3, log.held.version.chain),)))
     assert closing.is_newcomer(log, "A")
 
 
@@ -376,14 +356,14 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
     world = World("AB", trains_s=trains_s, epoch=2)
     takes_s = 2.0, 9.0, last_s
 
-    def slow(_sender: str, to: str, message: Message) -> float | None:
-        if to != "X" or not isinstance(message, Mean | Part):
+    def slow(_sender: str, to: str, message: msg.Message) -> float | None:
+        if to != "X" or not isinstance(message, msg.Mean | msg.Part):
             return None
-        return late_s if isinstance(message, Mean) else takes_s[message.number]
+        return late_s if isinstance(message, msg.Mean) else takes_s[message.number]
 
     world.rules_of_net.append(slow)
     fetches(world, world.join("X"), moves)
-    asked = [number for ask in world.sent(Ask, by="X") for number in ask.numbers]
+    asked = [number for ask in world.sent(msg.Ask, by="X") for number in ask.numbers]
     assert len(asked) <= 4, f"asked for {asked}"
 
 
@@ -391,16 +371,16 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
 def test_a_mean_that_was_missed_is_not_waited_for_while_later_ones_come() -> None:
     """A's and B's transfers to X go on and on. X kept slices whose next mean was lost, and never had its state."""
     world = World("AB", epoch=2)
-    newcomer, lost = world.join("X"), list[Mean]()
+    newcomer, lost = world.join("X"), list[msg.Mean]()
 
-    def loses(_sender: str, to: str, message: Message) -> float | None:
-        if to != "X" or not isinstance(message, Mean | Part):
+    def loses(_sender: str, to: str, message: msg.Message) -> float | None:
+        if to != "X" or not isinstance(message, msg.Mean | msg.Part):
             return None
         staged = newcomer.replica.fetching.fetches[0].staged if newcomer.replica.fetching.fetches else {}
-        if isinstance(message, Mean) and message.number in staged and len(lost) < 2:
+        if isinstance(message, msg.Mean) and message.number in staged and len(lost) < 2:
             lost.append(message)
             return LOST
-        return 1.0 + 2 * message.number if isinstance(message, Part) else None
+        return 1.0 + 2 * message.number if isinstance(message, msg.Part) else None
 
     world.rules_of_net.append(loses)
     fetches(world, newcomer, "AB", seconds=60)
@@ -418,7 +398,7 @@ def test_a_mean_that_comes_just_before_its_slice_is_asked_for_is_kept() -> None:
     assert head is not None
     for base, is_kept in ((head.version, True), (world.log("A").last[-1][0].base, False)):
         fetching.fetches[0].asked = {}
-        mean = Mean(0, base, "key", 2, "hash", "A", NOTHING, b"signed")
+        mean = msg.Mean(0, base, "key", 2, "hash", "A", NOTHING, b"signed")
         newcomer.replica.handle(e.Received("A", mean), world.now)
         assert (mean in log.early.values()) == is_kept
 
@@ -433,27 +413,27 @@ def test_a_repair_under_way_explains_why_the_others_have_other_digests() -> None
     damaged.theta[0][1] |= {"damage"}
     version = damaged.replica.logs[0].version
     assert version is not None
-    world.rules_of_net.append(lambda _s, to, m: 6.0 if to == "A" and isinstance(m, Part) else None)
+    world.rules_of_net.append(lambda _s, to, m: 6.0 if to == "A" and isinstance(m, msg.Part) else None)
     world.handle("A", e.Damaged(0, version, (1,)))
     world.reach(6)
-    assert {number for ask in world.sent(Ask, by="A") for number in ask.numbers if ask.fragment == 0} == {1}
+    assert {number for ask in world.sent(msg.Ask, by="A") for number in ask.numbers if ask.fragment == 0} == {1}
     assert len({*map(frozenset, damaged.theta[0])}) == 1
 
 
 def test_means_are_no_slices_of_a_state() -> None:
     """X has one slice of three. The means of rounds come, and don't make a wait for the others begin anew."""
     world = World("AB", epoch=2)
-    world.rules_of_net.append(lambda _s, to, m: 30.0 if to == "X" and isinstance(m, Part) and m.number else None)
+    world.rules_of_net.append(lambda _s, to, m: 30.0 if to == "X" and isinstance(m, msg.Part) and m.number else None)
     newcomer = world.join("X")
     world.run(12.0)
-    assert world.sent(Mean, to="X")
+    assert world.sent(msg.Mean, to="X")
     assert 0 < newcomer.replica.fetching.grew_at < world.now - 8.0
 
 
 def test_a_slice_that_comes_late_is_taken() -> None:
     """A slice may take longer than a fetch waits before it asks another donor."""
     world = World("AB", rules(heartbeat_timeout=2.0), epoch=2)
-    world.rules_of_net.append(lambda sender, to, message: 9.0 if isinstance(message, Part) else None)
+    world.rules_of_net.append(lambda sender, to, message: 9.0 if isinstance(message, msg.Part) else None)
     world.join("C")
     assert world.run(25, lambda: world.peers["C"].epoch > 0), world.tell()
 
@@ -463,7 +443,7 @@ def test_a_donor_that_is_behind_sets_nobody_back() -> None:
     world = World("AB", epoch=3)
     fetching = world.peers["A"].replica.fetching
     fetching.begin([0], ["B"], world.now, together=False)
-    assert asks(world.effects("A", e.Received("B", Head(0, a_state(2, "A", "B"))))) == [("B", ())]
+    assert asks(world.effects("A", e.Received("B", msg.Head(0, a_state(2, "A", "B"))))) == [("B", ())]
     assert fetching.fetches[0].head is None
 
 
@@ -481,10 +461,10 @@ def test_a_part_of_a_state_that_did_not_arrive_is_sent_again(number: int) -> Non
 def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> None:
     """Not after as long as a slow answer may take: meanwhile a leader that waits for this peer passes it over."""
     world = World("AB", epoch=2)
-    lost: list[Message] = []
+    lost: list[msg.Message] = []
 
-    def first(_sender: str, _to: str, message: Message) -> float | None:
-        if lost or not isinstance(message, Ask) or not message.numbers:
+    def first(_sender: str, _to: str, message: msg.Message) -> float | None:
+        if lost or not isinstance(message, msg.Ask) or not message.numbers:
             return None
         lost.append(message)
         return LOST
@@ -505,7 +485,7 @@ def damaged(names: str = "AB") -> tuple[World, Fetching, list[e.Effect]]:
 def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     """Else one lost message would make damage a part of the state."""
     world, fetching, effects = damaged()
-    ((_, ask),) = sent(effects, Ask)
+    ((_, ask),) = sent(effects, msg.Ask)
     world.effects("A", e.SendFailed("B", ask, gone=False))
     assert asks(fetching.tick(world.now + 1)) == asks(effects)
     assert not keeps(fetching.tick(world.now + world.rules.fetch_again))
@@ -539,8 +519,8 @@ def test_damaged_slices_are_sent_once_they_are_repaired() -> None:
     repair, and may be in vain: then the repair begins again."""
     world, fetching, _ = damaged()
     for _ in range(2):
-        effects = world.effects("A", e.Received("B", Ask(0, (0, 1))))
-        assert [message.number for _, message in sent(effects, Part)] == [0]
+        effects = world.effects("A", e.Received("B", msg.Ask(0, (0, 1))))
+        assert [message.number for _, message in sent(effects, msg.Part)] == [0]
         assert fetching.unsent == {("B", 0, 1)}
         fetching.begin([0], ["B"], world.now, together=False)
     assert asks(fetching._give_up(fetching.fetches.pop(0), world.now)) == [("B", (1,))]
@@ -554,7 +534,7 @@ def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> Non
     digests.record(log, 3, ("damage, and a step",))
     right = (((2, hash_of(("right",))),),)
     for name in "BC":
-        log.roster.summarized(name, Summary(1, "worker", heads=((3, log.held.version.chain),), digests=right))
+        log.roster.summarized(name, msg.Summary(1, "worker", heads=((3, log.held.version.chain),), digests=right))
     assert digests.majority(log) == ["B", "C"]
     log.digests[2] = ("right",)
     assert not digests.majority(log)
@@ -588,7 +568,7 @@ def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None
         now = world.now + second
         if keeps(fetching.tick(now)):
             return
-        fetching.part("C", Part(0, older, 1), now)
+        fetching.part("C", msg.Part(0, older, 1), now)
         fetching.filled(e.Filled(0, older, 1, "another"), now)
     raise AssertionError("A asks C for ever")
 
@@ -616,7 +596,7 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
     tells(log, "B", 4, "another")
     assert holding.offer(log, 0.0) == []
     tells(log, "B", 3, log.held.version.chain)
-    assert {to for to, _ in sent(holding.offer(log, 0.0), Commit)} == {"B", "C"}
+    assert {to for to, _ in sent(holding.offer(log, 0.0), msg.Commit)} == {"B", "C"}
 
 
 def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
@@ -637,7 +617,7 @@ def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
     fetching, held = world.peers["A"].replica.fetching, world.log("A").held
     fetching.begin([0], ["B"], world.now, together=True)
     fetching.fetches[0].questions.add((0, "B"))
-    fetching.part("B", Part(0, held.version, 0), world.now)
+    fetching.part("B", msg.Part(0, held.version, 0), world.now)
     fetching.filled(e.Filled(0, Version(0, 0, *held.links[-2]), 0, "x"), world.now)
     assert (fetching.fetches[0].staged, fetching.fetches[0].busy) == ({}, {0: held.version})
 
@@ -660,7 +640,7 @@ def submitting(**changes: Any) -> tuple[World, Exchange, FragmentLog]:
 def test_the_step_of_a_proposal_is_taken_once_it_is_held() -> None:
     """The leader computes nothing for a commit that may never be."""
     world = asynchronous()
-    world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held | Probe) else None)
+    world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, msg.Held | msg.Probe) else None)
     leader = world.line[0]
     assert world.run(20, lambda: world.log(leader).phase is Phase.HOLDING)
     assert not world.peers[leader].proposals
@@ -684,7 +664,7 @@ def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
     other = next(name for name in "ABC" if name != world.line[0])
     commit, _ = world.log(other).last[-1]
     effects = world.effects(other, e.Received(commit.leader, commit))
-    assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
+    assert sent(effects, msg.Held) == [(commit.leader, msg.Held(0, commit.version))]
 
 
 @fails_if(holding.carry_over, " or unfit(peer, ready, log.held, log.rules)", "", "its data went to others")
@@ -706,7 +686,7 @@ def test_a_refused_submission_is_said_to_the_user() -> None:
     world, own, log = submitting(max_staleness=2)
     assert own.ready is not None
     ahead = replace(own.ready.base, epoch=own.ready.base.epoch + 3)
-    world.effects(own.me, e.Received("A", Stale(0, own.ready.id, ahead)))
+    world.effects(own.me, e.Received("A", msg.Stale(0, own.ready.id, ahead)))
     log.begin(replace(log.held, version=ahead), world.now)
     effects = world.effects(own.me, e.Wakeup())
     assert "stale" in [one.kind for one in effects if isinstance(one, e.Note)]
@@ -727,8 +707,8 @@ def test_a_submission_on_an_earlier_version_is_waited_for_and_sent_again() -> No
     own.ready, own.going[-1] = replace(own.ready, base=base), "A"
     own.delivered("A", own.ready, world.now, ok=True)
     assert log.round.handed == ("A", world.now)
-    effects = world.effects(own.me, e.Received(log.round.leader, Want(0, base, What.SLICES, (1,))))
-    assert [message.number for _, message in sent(effects, Slice)] == [1]
+    effects = world.effects(own.me, e.Received(log.round.leader, msg.Want(0, base, msg.What.SLICES, (1,))))
+    assert [message.number for _, message in sent(effects, msg.Slice)] == [1]
 
 
 @fails_if(Fetching._advance, "head.version, fetch.donors, now", "head.version, [*fetch.sources.values()], now")
@@ -737,11 +717,11 @@ def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() 
     log = a_log("A", "A", "B", "C", of=rules(mode="async"))
     fetching, state = Fetching(log.rules, [log], log.roster), log.held
     fetching.begin([0], ["B"], 1.0, together=False)
-    fetching.headed("B", Head(0, state), 1.0)
+    fetching.headed("B", msg.Head(0, state), 1.0)
     later = replace(state.version, epoch=4, chain="later")
     fetching.fetches[0].head = state
     fetching.fetches[0].busy[0], fetching.fetches[0].sources[0] = later, "C"
-    wanted = sent(fetching.filled(e.Filled(0, later, 0, "digest"), 1.0), Want)
+    wanted = sent(fetching.filled(e.Filled(0, later, 0, "digest"), 1.0), msg.Want)
     assert [to for to, _ in wanted] == ["B"]
 
 
@@ -760,7 +740,7 @@ def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
     leader = world.peers[world.line[0]].replica
     assert world.run(20, lambda: leader.logs[0].phase is Phase.COLLECTING)
     effects = leader.handle(e.Wakeup(), leader.planned + leader.rules.frozen_after + 1)
-    assert {to for to, _ in sent(effects, Claim)} == {*"ABC"} - {leader.me}
+    assert {to for to, _ in sent(effects, msg.Claim)} == {*"ABC"} - {leader.me}
 
 
 @pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.APPLYING])
@@ -782,10 +762,10 @@ def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase:
     replica.fetching._give_up(replica.fetching.fetches.pop(0), world.now)
     world.run(60)
     said: dict[object, str] = {}
-    for close in world.sent(Close):
+    for close in world.sent(msg.Close):
         if close.choice is not None:
             assert said.setdefault((close.base, close.term, close.leader, close.attempt), close.key) == close.key
-    for commit in world.sent(Commit):
+    for commit in world.sent(msg.Commit):
         assert said.setdefault((commit.base, commit.term, commit.leader), commit.key) == commit.key
     assert all(peer.epoch > 4 for peer in world.peers.values() if peer.alive)
     world.check()
@@ -828,17 +808,17 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, 0.0, head=state, asked={1: ("B", 0.0)}, sources={0: "B"})
     fetch.staged[0] = state.version, 0.0
     assert fetching._advance(fetch, 0.0) == []
-    assert sent(fetching._advance(fetch, 0.1), Want) == [("B", Want(0, state.version, What.NEXT))]
+    assert sent(fetching._advance(fetch, 0.1), msg.Want) == [("B", msg.Want(0, state.version, msg.What.NEXT))]
     log.keep("B", commit := a_commit(log, choice_of(state, "B", by="B"), "B"))
-    wants = sent(fetching._advance(fetch, 0.2), Want)
+    wants = sent(fetching._advance(fetch, 0.2), msg.Want)
     assert [(want.what, want.numbers, want.base) for _, want in wants] == [
-        (What.MEANS, (0,), state.version),
-        (What.MEANS, (1,), state.version),
-        (What.NEXT, (), commit.version),
+        (msg.What.MEANS, (0,), state.version),
+        (msg.What.MEANS, (1,), state.version),
+        (msg.What.NEXT, (), commit.version),
     ]
     assert fetching._advance(fetch, 0.3) == []
-    again = sent(fetching._advance(fetch, 0.2 + log.rules.settle), Want)
-    assert [want.what for _, want in again] == [What.NEXT]
+    again = sent(fetching._advance(fetch, 0.2 + log.rules.settle), msg.Want)
+    assert [want.what for _, want in again] == [msg.What.NEXT]
 
 
 @fails_if(claims._gives_up, "return log.phase in (Phase.CLAIMING, Phase.COLLECTING) and", "return False and")
@@ -853,7 +833,7 @@ def test_a_claim_that_nobody_needs_any_more_is_given_up() -> None:
     assert world.log(claimant).phase is Phase.CLAIMING
     world.cuts.clear()
     world.reach(3, seconds=6.0)
-    (counted,) = {frozenset(dict(m.choice.entries)) for m in world.sent(Commit) if m.version.epoch == 3}
+    (counted,) = {frozenset(dict(m.choice.entries)) for m in world.sent(msg.Commit) if m.version.epoch == 3}
     assert counted == set("ABCD")
 
 
@@ -864,10 +844,10 @@ def test_of_two_that_have_yielded_to_each_other_the_greater_claim_stands() -> No
     first, second, *others = a_state(3, *"ABCD").plan.succession
     log = a_log(first, *"ABCD")
     claims.yields(log, 1, second)
-    claims.claimed(log, second, Claim(0, log.held.version, 1, 8), 1.0)
-    word = Vote(0, log.held.version, 4, first, turn=9)
+    claims.claimed(log, second, msg.Claim(0, log.held.version, 1, 8), 1.0)
+    word = msg.Vote(0, log.held.version, 4, first, turn=9)
     claims.voted(log, others[0], word)
     assert log.round.leader == second
     claims.voted(log, second, word)
     assert (log.round.leader, log.round.term, log.round.promised) == (first, 4, set())
-    assert {to for to, _ in sent(claims.announce(log), Claim)} == {second, *others}
+    assert {to for to, _ in sent(claims.announce(log), msg.Claim)} == {second, *others}
