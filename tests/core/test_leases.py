@@ -100,21 +100,6 @@ def test_without_an_end_low_positions_are_used_first(seed: int) -> None:
     assert table.next - leases.lowest(table) < 1000
 
 
-def test_the_sabotaged_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the check at the aggregator and the conflict at the merge, a position is used twice in some history."""
-    monkeypatch.setattr(leases, "objection", lambda *_: "")
-    monkeypatch.setattr(DataUse, "conflicts", lambda *_: False)
-
-    def play() -> None:
-        for seed in range(60):
-            history = History(seed, epochs=3)
-            for _ in range(100):
-                history.commit()
-
-    with pytest.raises(AssertionError, match="was used by"):
-        play()
-
-
 def use(*spans: tuple[int, int], wants: int = 10, data: DataSet = DATA) -> Use:
     return Use(data, spans, wants)
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.model import Violation
 from tests.sim.test_scenarios import calm, settle, times
-from tests.sim.ways import Ways
 from tests.sim.world import World
 
 CLOSE_S = 12.0
@@ -119,13 +117,3 @@ def test_a_relay_that_dies_is_replaced_by_another() -> None:
     world.start("p2")
     world.run(world.now + 2 * CLOSE_S)
     goes_on(world)
-
-
-def test_messages_that_no_relay_carries_break_the_law(sabotage: Any) -> None:
-    """Law (p) can fail: a relay exists, and nothing uses it, so peers that live are called dead."""
-    sabotage(Ways.delay, "if not relays:", "if True:")
-    world = relayed(mode="async")
-    for name in ("p1", "p2"):
-        world.ways.turn(name)
-    with pytest.raises(Violation, match=r"\(p\)"):
-        world.run(world.now + 30.0)
