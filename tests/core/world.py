@@ -196,13 +196,7 @@ class World:
         """Return what each peer does, for a failed test."""
         lines = [f"now {self.now:.2f}"]
         for name, peer in self.peers.items():
-            for log in peer.replica.logs:
-                r = log.round
-                lines.append(
-                    f"{name} alive={peer.alive} f{log.fragment} epoch {log.epoch} {log.phase.value} term {r.term} "
-                    f"leader {r.leader} promised {r.promised} readys {sorted(r.readys)} owners {r.owners} "
-                    f"means {len(r.means)} handed {r.handed} passed {r.passed} lacks {r.lacks} excl {r.excluded}"
-                )
+            lines += [f"{name} alive={peer.alive} epoch {log.epoch} {log.round}" for log in peer.replica.logs]
             lines += [f"   {one}" for one in peer.seen[-6:]]
         return "\n".join(lines)
 

@@ -80,12 +80,13 @@ class Calm(World):
 
 @dataclass(frozen=True)
 class Story:
-    """A trace: its world, whose docstring says what it shows, and the part of that world that it tells, in simulated
-    seconds."""
+    """A trace: its world, whose docstring says what it shows; the part of that world that it tells, in simulated
+    seconds; and of the line for which it was made."""
 
     play: Callable[[], World]
     since: float
     until: float
+    shown: str
 
     def text(self) -> str:
         """The file in docs/traces."""
@@ -209,12 +210,12 @@ def asynchronous() -> World:
 
 
 STORIES = {
-    "join": Story(join, 6.95, 8.6),
-    "commit": Story(commit, 6.6, 7.7),
-    "takeover": Story(takeover, 7.3, 8.0),
-    "fork": Story(fork, 15.9, 18.6),
-    "carry": Story(carry, 6.8, 10.1),
-    "async": Story(asynchronous, 11.2, 11.52),
+    "join": Story(join, 6.95, 8.6, "Start()"),
+    "commit": Story(commit, 6.6, 7.7, "Average(base=6/7650, number=1"),
+    "takeover": Story(takeover, 7.3, 8.0, "term=1, leader=p0"),
+    "fork": Story(fork, 15.9, 18.6, "the lineage that most others hold"),
+    "carry": Story(carry, 6.8, 10.1, "p0 #8, p1 #6, p2 #5"),
+    "async": Story(asynchronous, 11.2, 11.52, "Held("),
 }
 
 

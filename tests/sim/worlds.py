@@ -60,7 +60,7 @@ class Report:
         verdict = f"{broken} BROKEN" if broken else "every invariant held in each"
         yield f"{worlds} worlds in {took_s:.0f} s on {jobs} processes: {verdict}"
         for kind, count in sorted(self.kinds.items()):
-            yield f"  {count:6} {kind}: {KINDS[kind]}"
+            yield f"  {count:6} {kind}: {KINDS[kind].__doc__}"
         happened, steps = self.happened, self.steps
         faults = ", ".join(f"{happened[kind]} {kind}" for kind in FAULTS if happened[kind])
         yield f"  faults: {faults or 'none'}"
