@@ -259,13 +259,7 @@ def test_an_author_without_slices_is_left_out() -> None:
 def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
     """C sends other bytes to one owner than it signed: they are not counted."""
     world = World("ABC", epoch=3)
-
-    def lie(sender: str, to: str, message: msg.Message) -> msg.Message:
-        if sender == "C" and isinstance(message, msg.Slice):
-            return replace(message, payload=frozenset({"lie"}), hash="another")
-        return message
-
-    world.lies.append(lie)
+    world.lie("C", msg.Slice, lambda m: {"payload": frozenset({"lie"}), "hash": "another"})
     world.reach(6, seconds=200)
     assert all("lie" not in steps for peer in world.peers.values() for steps in peer.theta[0])
     world.check()
@@ -393,14 +387,8 @@ def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
 def test_a_head_with_a_false_roll_is_noticed() -> None:
     """A donor tells a state whose roll it has changed: it does not have the chain of its version."""
     world = World("ABC", epoch=3)
-
-    def lie(sender: str, to: str, message: msg.Message) -> msg.Message:
-        if sender == "A" and isinstance(message, msg.Head):
-            roll = {**message.state.roll, "X": Member(ContributionId(1, 1), 3, 3)}
-            return replace(message, state=replace(message.state, roll=roll))
-        return message
-
-    world.lies.append(lie)
+    unheard = {"X": Member(ContributionId(1, 1), 3, 3)}
+    world.lie("A", msg.Head, lambda m: {"state": replace(m.state, roll={**m.state.roll, **unheard})})
     world.join("D")
     world.reach(5)
     assert "X" not in world.peers["D"].state().roll
@@ -412,18 +400,9 @@ def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     """C tells a version far ahead of what the two others hold: both stay, and rounds go on."""
     world = World("ABC", epoch=3)
     world.delivered.clear()
-
-    def lie(sender: str, to: str, message: msg.Message) -> msg.Message:
-        if sender != "C":
-            return message
-        if isinstance(message, msg.Probe | msg.ProbeAck) and message.summary.heads:
-            return replace(message, summary=replace(message.summary, heads=((1000, "f" * 32),)))
-        if isinstance(message, msg.Told):
-            version = Version(0, 10**9, 1000, "f" * 32)
-            return replace(message, versions=(version,), links=(((999, "e" * 32), (1000, "f" * 32)),))
-        return message
-
-    world.lies.append(lie)
+    far, head = Version(0, 10**9, 1000, "f" * 32), (1000, "f" * 32)
+    world.misstate("C", lambda summary: {"heads": (head,) if summary.heads else ()})
+    world.lie("C", msg.Told, lambda m: {"versions": (far,), "links": (((999, "e" * 32), head),)})
     world.reach(8, "AB", seconds=300)
     assert all(world.peers[name].state().version.epoch < 900 for name in "AB")
     assert not any(log.phase is Phase.FETCHING for name in "AB" for log in world.peers[name].replica.logs)
@@ -465,14 +444,7 @@ def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
 def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
     """One of three tells other digests than it has: nobody repairs."""
     world = World("ABC", epoch=3)
-
-    def lie(sender: str, to: str, message: msg.Message) -> msg.Message:
-        if sender == "A" and isinstance(message, msg.Probe | msg.ProbeAck):
-            digests = tuple(tuple((epoch, "lie") for epoch, _ in one) for one in message.summary.digests)
-            return replace(message, summary=replace(message.summary, digests=digests))
-        return message
-
-    world.lies.append(lie)
+    world.misstate("A", lambda s: {"digests": tuple(tuple((epoch, "lie") for epoch, _ in one) for one in s.digests)})
     world.reach(7)
     assert not any(world.peers[name].notes("repair") for name in "BC")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.plan import plan_after
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import append, key_of
+from p2p_diloco.core.version import Version
 from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, choice_of, sent, tells
 from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
@@ -332,17 +333,15 @@ def silence(world: World, silent: str) -> None:
     world.rules_of_net.append(lambda sender, to, m: LOST if sender in silent and isinstance(m, OF_ROUNDS) else None)
 
 
-def stands_by(world: World, silent: str, *, sent: bool) -> Callable[[str, str, msg.Message], msg.Message]:
-    """A lie of this peer: that it is where A is, and, if `sent`, that its contribution is out."""
+def stands_by(world: World, silent: str, *, sent: bool) -> None:
+    """From now on this peer says that it is where A is, and, if `sent`, that its contribution is out."""
 
-    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        version = world.log("A").held.version
-        if sender == silent and isinstance(message, msg.Probe | msg.ProbeAck) and message.summary.heads:
-            heads, out = ((version.epoch, version.chain),), (version.epoch if sent else -1,)
-            return replace(message, summary=replace(message.summary, heads=heads, sent=out))
-        return message
+    def changes(summary: msg.Summary) -> dict[str, Any]:
+        here = world.log("A").held.version
+        heads, out = ((here.epoch, here.chain),), (here.epoch if sent else -1,)
+        return {"heads": heads, "sent": out} if summary.heads else {}
 
-    return lie
+    world.misstate(silent, changes)
 
 
 @fails_if(closing.waits_until, "if log.round.term and summary is not None", "if False and summary is not None", True)
@@ -355,7 +354,7 @@ def test_a_successor_that_only_says_that_it_lives_is_passed_over(sent: bool) -> 
     leader, second, *others = world.line
     assert "A" in others
     silence(world, second)
-    world.lies.append(stands_by(world, second, sent=sent))
+    stands_by(world, second, sent=sent)
     world.kill(leader)
     assert world.run(60.0, lambda: all(world.peers[peer].epoch > 3 for peer in others))
 
@@ -373,19 +372,20 @@ def test_a_leader_that_yields_says_so() -> None:
     assert world.run(20.0, lambda: all(world.peers[peer].epoch > 3 for peer in (leader, *others)))
 
 
-def says_that_it_is_ahead(world: World, silent: str) -> Callable[[str, str, msg.Message], msg.Message]:
-    """A lie of these peers: that they are five epochs ahead of A."""
+def say_that_they_are_ahead(world: World, silent: str) -> None:
+    """From now on these peers say that they are five epochs ahead of A, and do nothing."""
 
-    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        held = world.log("A").held
-        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, chain="lie")
-        if sender in silent and isinstance(message, msg.Probe | msg.ProbeAck):
-            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.chain),)))
-        if sender in silent and isinstance(message, msg.Told):
-            return msg.Told((ahead,), ((*held.links, (ahead.epoch, ahead.chain)),), fresh=False)
-        return message
+    def ahead() -> Version:
+        here = world.log("A").held.version
+        return replace(here, samples=here.samples + 500, epoch=here.epoch + 5, chain="lie")
 
-    return lie
+    def told(_: object) -> dict[str, Any]:
+        links = (*world.log("A").held.links, (ahead().epoch, "lie"))
+        return {"versions": (ahead(),), "links": (links,), "fresh": False}
+
+    world.misstate(silent, lambda _: {"heads": ((ahead().epoch, "lie"),)})
+    world.lie(silent, msg.Told, told)
+    silence(world, silent)
 
 
 def longest_wait(world: World, silent: str, seconds: float) -> float:
@@ -409,8 +409,7 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
     world = World("ABC" + silent, rules(mode=mode, round_timeout=600.0))
     world.run(40)
 
-    world.lies.append(says_that_it_is_ahead(world, silent))
-    silence(world, silent)
+    say_that_they_are_ahead(world, silent)
     before, longest = world.peers["A"].epoch, longest_wait(world, silent, 600.0)
     assert longest < 3 * 2 * world.rules.fetch_again, longest
     assert world.peers["A"].epoch > before + 100
@@ -422,10 +421,9 @@ def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_s
     """A asks B, C and X. B and C are busy, so X's answer is the only one in time. Their Summaries have told where they
     are, so A stays with them."""
     world = World("ABCX", rules(round_timeout=600.0), epoch=3)
-    world.lies.append(says_that_it_is_ahead(world, "X"))
+    say_that_they_are_ahead(world, "X")
     slow = 2 * world.rules.settle
     world.rules_of_net.append(lambda sender, to, m: slow if isinstance(m, msg.Told) and sender in "BC" else None)
-    silence(world, "X")
     world.run(60.0)
     assert world.sent(msg.Told, by="X"), "nobody asked it"
     assert not [ask for ask in world.sent(msg.Ask, to="X") if ask.fragment is not None], "its state was asked for"
@@ -459,13 +457,7 @@ def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
     world = World("ABC", rules(mode="async", round_timeout=600.0))
     world.run(40)
     leader = world.log("A").round.leader
-
-    def excuse(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        if sender != leader or not isinstance(message, msg.Probe | msg.ProbeAck):
-            return message
-        return replace(message, summary=replace(message.summary, awaits=((0, ("B" if leader != "B" else "C",)),)))
-
-    world.lies.append(excuse)
+    world.misstate(leader, lambda _: {"awaits": ((0, ("B" if leader != "B" else "C",)),)})
     silence(world, leader)
     assert longest_wait(world, leader, 200.0) < world.rules.round_timeout / 4
     assert longest_wait(world, leader, 400.0) < world.rules.promises_within
@@ -478,13 +470,7 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     world.run(40)
     silent = world.log("A").held.plan.succession[1]
     heads = world.peers[silent].replica.roster.mine.heads
-
-    def still(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        if sender != silent or not isinstance(message, msg.Probe | msg.ProbeAck):
-            return message
-        return replace(message, summary=replace(message.summary, heads=heads))
-
-    world.lies.append(still)
+    world.misstate(silent, lambda _: {"heads": heads})
     silence(world, silent)
     assert longest_wait(world, silent, 60.0) < 2 * world.rules.promises_within
     assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2
@@ -498,8 +484,7 @@ def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     world.join("X")
     world.delivered.clear()
     world.reach(43, "ABC", seconds=1000)
-    again = {close.base.epoch for _, sender, _, close in world.delivered
-             if isinstance(close, msg.Close) and sender != "X" and close.attempt}  # fmt: skip
+    again = {close.base.epoch for close in world.sent(msg.Close, by="ABC") if close.attempt}
     assert 0 < len(again) < 12
     world.check()
 
@@ -521,14 +506,8 @@ def test_a_submission_of_nothing_is_refused() -> None:
     """X submits nothing, with the progress since a later submission than this one, so that no roll ever counts it. The
     leader counted it again and again, in commits of nothing that all others refused."""
     world = World("ABCX", rules(mode="async"))
-
-    def nothing(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        if sender != "X" or not isinstance(message, msg.Ready):
-            return message
-        later = replace(message.id, sequence=message.id.sequence + 1)
-        return replace(message, oldest=later, weight=0.0, samples=0, uses=(), hashes=(), root="")
-
-    world.lies.append(nothing)
+    nothing = {"weight": 0.0, "samples": 0, "uses": (), "hashes": (), "root": ""}
+    world.lie("X", msg.Ready, lambda m: {**nothing, "oldest": replace(m.id, sequence=m.id.sequence + 1)})
     world.run(100)
     honest = [world.peers[name] for name in "ABC"]
     refused = {one.peer for peer in honest for one in peer.seen if isinstance(one, e.Complaint)}
@@ -541,13 +520,9 @@ def test_no_link_that_a_member_tells_ends_the_others(link: float) -> None:
     """The ratio of two links was 0, of which no peer could take the logarithm: each ended at the commit that counted
     it. Where most links are so slow, that of an honest peer is infinitely faster."""
     world = World("AX")
-
-    def lie(sender: str, _to: str, message: msg.Message) -> msg.Message:
-        return replace(message, link=link) if sender == "X" and isinstance(message, msg.Ready) else message
-
-    world.lies.append(lie)
-    world.peers["A"].replica.handle(e.Measured(1e6), world.now)
+    world.lie("X", msg.Ready, lambda _: {"link": link})
     world.join("B")
-    world.peers["B"].replica.handle(e.Measured(1e6), world.now)
+    for name in "AB":
+        world.effects(name, e.Measured(1e6))
     world.reach(6)
     assert world.peers["A"].state().roll["X"].link == link

@@ -14,7 +14,7 @@ from typing import Any
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core.fragment import FragmentLog
-from p2p_diloco.core.messages import Message, Part
+from p2p_diloco.core.messages import Message, Part, Probe, ProbeAck, Summary
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, hash_of
@@ -289,6 +289,14 @@ class World:
         else:
             self.handle(peer.name, e.Delivered(to, message))
         self.handle(to, e.Received(peer.name, message))
+
+    def lie(self, liars: str, kind: Any, changes: Callable[[Any], dict[str, Any]]) -> None:
+        """From now on each message of this kind from these peers has these changes."""
+        self.lies.append(lambda s, _, m: replace(m, **changes(m)) if s in liars and isinstance(m, kind) else m)
+
+    def misstate(self, liars: str, changes: Callable[[Summary], dict[str, Any]]) -> None:
+        """From now on the Summaries of these peers have these changes."""
+        self.lie(liars, Probe | ProbeAck, lambda m: {"summary": replace(m.summary, **changes(m.summary))})
 
     def cut(self, one: str, others: str) -> None:
         self.cuts |= {frozenset((a, b)) for a in one for b in others}
