@@ -9,7 +9,7 @@ import pytest
 from p2p_diloco.core import events as e
 from p2p_diloco.core import holding
 from p2p_diloco.core.exchange import Exchange
-from p2p_diloco.core.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
+from p2p_diloco.core.messages import Commit, Held, Mean, Ready, Slice, Want, What
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from tests.core.sabotage import fails_if
@@ -53,19 +53,7 @@ def test_anybody_may_die(kind: type, seen: int) -> None:
         world.run(30)
         plan = world.peers["A"].state().plan
         victim = plan.succession[place] if len(plan.succession) > place else "A"
-        left = [seen]
-
-        def rule(
-            sender: str, to: str, message: Message, world: World = world, victim: str = victim, left: list[int] = left
-        ) -> float | None:
-            if sender == victim and isinstance(message, kind):
-                left[0] -= 1
-                if left[0] < 0:
-                    world.kill(victim)
-                    return LOST
-            return None
-
-        world.rules_of_net.append(rule)
+        world.dies_at(victim, kind, seen)
         others = [name for name in "ABC" if name != victim]
         world.run(30)
         world.kill(victim)

@@ -27,21 +27,6 @@ def test_a_quiet_round() -> None:
     world.check()
 
 
-def die_when(world: World, name: str, kind: type, seen: int = 1, epoch: int = 3) -> None:
-    """Let a peer die once this many messages of a kind of the round on this epoch have arrived from it."""
-    left = [seen]
-
-    def rule(sender: str, to: str, message: Message) -> float | None:
-        if sender == name and isinstance(message, kind) and message.base.epoch == epoch:
-            left[0] -= 1
-            if left[0] < 0:
-                world.kill(name)
-                return LOST
-        return None
-
-    world.rules_of_net.append(rule)
-
-
 def test_the_founder_does_not_compute_the_first_round_alone() -> None:
     """The founding names A alone. B and C hold their slices back until A's Close says who owns them: A would need
     memory for all slices of all."""
@@ -102,7 +87,7 @@ def test_anybody_may_die_at_any_message(kind: type, seen: int, place: int) -> No
     """Whoever dies, after whatever message: the others commit soon, agree, and lose none of their steps."""
     world = World("ABCD", epoch=3)
     victim = world.line[place]
-    die_when(world, victim, kind, seen)
+    world.dies_at(victim, kind, seen)
     others = "".join(sorted(set("ABCD") - {victim}))
     world.reach(6, others, seconds=60)
     world.kill(victim)

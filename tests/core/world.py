@@ -161,6 +161,18 @@ class World:
     def kill(self, name: str) -> None:
         self.peers[name].alive = False
 
+    def dies_at(self, name: str, kind: type, seen: int) -> None:
+        """Let a peer die once this many messages of a kind have been sent by it."""
+        sent = count(1)
+
+        def rule(sender: str, _to: str, message: Message) -> float | None:
+            if sender != name or not isinstance(message, kind) or next(sent) <= seen:
+                return None
+            self.kill(name)
+            return LOST
+
+        self.rules_of_net.append(rule)
+
     # -- time
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
