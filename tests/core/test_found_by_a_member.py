@@ -90,8 +90,8 @@ def test_while_means_are_lacking_slices_are_no_progress() -> None:
     log = a_log("A", "A", "B", "X")
     applying.take(log, a_commit(log, choice_of(log.held, "B", by="B"), "B"), 1.0)
     owning.collect(log, "X", a_slice(log, "X", 0), 5.0)
-    (asked,) = {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), msg.Want)}
-    assert asked == (msg.What.MEANS, (0, 1, 2))
+    asked = {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), msg.Want)}
+    assert asked == {(msg.What.MEANS, (0, 1, 2))}
 
 
 @fails_if(claims.would_promise, "if now < log.round.idle.get(peer, (0, now))[1]:", "if False:")
