@@ -13,15 +13,8 @@ from swarm import Member, Swarm, agree, stall_s, until
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 INTERVAL_S, TIMEOUT_S = 0.5, 5.0
-CONFIG = {
-    "sync_every": 4,
-    "outer_lr": 0.5,
-    "codec": "fp32",
-    "start_peers": 3,
-    "heartbeat_interval": INTERVAL_S,
-    "heartbeat_timeout": TIMEOUT_S,
-    "round_timeout": 20.0,
-}
+CONFIG = {"sync_every": 4, "outer_lr": 0.5, "codec": "fp32", "start_peers": 3}
+CONFIG |= {"heartbeat_interval": INTERVAL_S, "heartbeat_timeout": TIMEOUT_S, "round_timeout": 20.0}
 TRAINING = {"config": CONFIG, "params": {"w": [100_000]}, "step_s": 0.05}
 BOUND_S = TIMEOUT_S + 5 * INTERVAL_S
 

@@ -12,14 +12,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark
 
 INTERVAL_S, TIMEOUT_S = 0.5, 3.0
 CUT_S = 3 * TIMEOUT_S
-CONFIG = {
-    "sync_every": 4,
-    "outer_lr": 1.0,
-    "outer_momentum": 0.0,
-    "codec": "fp32",
-    "heartbeat_interval": INTERVAL_S,
-    "heartbeat_timeout": TIMEOUT_S,
-}
+CONFIG = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32"}
+CONFIG |= {"heartbeat_interval": INTERVAL_S, "heartbeat_timeout": TIMEOUT_S}
 
 
 def on_machines(

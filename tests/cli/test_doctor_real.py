@@ -84,19 +84,24 @@ def test_a_bootstrap_that_hangs_is_told() -> None:
     assert "start the bootstrap again" in wrong(report)["initial peer"]["mend"]
 
 
-def with_alice(invitation: Invitation | None = None) -> tuple[Report, str]:
-    """What `doctor` reports in a run whose only peer is alice; her peer id. `invitation`: to a private run."""
+@pytest.mark.parametrize("private", [False, True])
+def test_a_peer_of_the_run_is_visited(private: bool) -> None:
+    """It is in the run's records. Payloads go directly if it takes direct connections; members of a private run let
+    doctor try none, so it says nothing of these."""
     from p2p_diloco.net.dht import DhtPeer
     from p2p_diloco.net.hivemind import HivemindTransport
     from p2p_diloco.node.records import BOARD
     from p2p_diloco.node.status import PeerStatus
     from tests.net.memory import DeafInbox
 
+    key = RunKey.create()
+    granted, own = key.grant("worker", "doctor", time.time() + 3600)
+    invitation = Invitation("r", (), granted, own, key.secret) if private else None
+
     async def look() -> tuple[Report, str]:
         seed = await DhtPeer.create(PeerConfig())
-        alice = await HivemindTransport.create(
-            DeafInbox(), PeerConfig(run_id="r", initial_peers=seed.daemon.addresses), invitation=invitation
-        )
+        there = PeerConfig(run_id="r", initial_peers=seed.daemon.addresses)
+        alice = await HivemindTransport.create(DeafInbox(), there, invitation=invitation)
         try:
             status = PeerStatus(
                 name="alice", peer_id=alice.peer_id, time=time.time(), addresses=(alice.addresses()[0],)
@@ -109,25 +114,9 @@ def with_alice(invitation: Invitation | None = None) -> tuple[Report, str]:
             await alice.close()
             await seed.close()
 
-    return asyncio.run(asyncio.wait_for(look(), LIMIT_S))
-
-
-def test_the_way_of_payloads_to_a_peer_of_the_run_is_told() -> None:
-    """A peer that is in the run's records is visited; payloads go directly if it takes direct connections."""
-    report, alice = with_alice()
+    report, alice = asyncio.run(asyncio.wait_for(look(), LIMIT_S))
     link = next(link for link in report.links if link.address.endswith(alice))
-    assert (link.name, link.way) == ("alice", "direct")
-    assert link.rate is not None
-    assert ("peers", "ok") in {(name, found.verdict) for name, found in report.findings}
-    assert ("direct", "ok") in {(name, found.verdict) for name, found in report.findings}
-
-
-def test_a_private_runs_peers_are_visited_with_an_invitation() -> None:
-    """They are in its sealed records. Members let doctor try no direct connection, so it says nothing of these."""
-    key = RunKey.create()
-    granted, seed = key.grant("worker", "doctor", time.time() + 3600)
-    report, alice = with_alice(Invitation("r", (), granted, seed, key.secret))
-    link = next(link for link in report.links if link.address.endswith(alice))
-    assert (link.name, link.way) == ("alice", None)
-    assert ("peers", "ok") in {(name, found.verdict) for name, found in report.findings}
-    assert "direct" not in {name for name, _ in report.findings}
+    assert (link.name, link.way) == ("alice", None if private else "direct")
+    assert private or link.rate is not None
+    verdicts = {name: found.verdict for name, found in report.findings}
+    assert (verdicts["peers"], verdicts.get("direct")) == ("ok", None if private else "ok")

@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +110,19 @@ def test_further_ranks_of_torchrun_are_refused(
     assert "write torchrun after the --" in capsys.readouterr().err
 
 
+Raising = Callable[[BaseException], None]
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch) -> Raising:
+    """What any command raises from now on."""
+
+    def set_up(error: BaseException) -> None:
+        monkeypatch.setattr(app_module, "app", Mock(side_effect=error))
+
+    return set_up
+
+
 class Misused(Exception):
     """What any version of typer raises when it can't read a command line: only the method is common to them."""
 
@@ -141,41 +156,29 @@ class Misused(Exception):
     ids=lambda part: type(part).__name__,
 )
 def test_whatever_is_raised_becomes_a_code(
-    raised: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    raised: BaseException, code: int, told: str, raising: Raising, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Errors become sentences and exit codes in one place: settings are written as flags, and a fault of ours is told
     as such."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise raised
-
-    monkeypatch.setattr(app_module, "app", fail)
+    raising(raised)
     assert carry_out([]) == code
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
 
 
-def test_a_reader_that_has_gone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_gone_is_no_fault(raising: Raising, monkeypatch: pytest.MonkeyPatch) -> None:
     """`p2p-diloco status | head -1` ends without a word."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise BrokenPipeError
-
+    raising(BrokenPipeError())
     nobody = io.StringIO()
-    monkeypatch.setattr(app_module, "app", fail)
     monkeypatch.setattr(sys, "stderr", nobody)
     assert carry_out([]) == 0
     assert nobody.closed
 
 
-def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_where(raising: Raising, capsys: pytest.CaptureFixture[str]) -> None:
     """With --debug the traceback comes before the sentence; after -- the flag is the command's."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("broke")
-
-    monkeypatch.setattr(app_module, "app", fail)
+    raising(RuntimeError("broke"))
     assert carry_out(["join", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert carry_out(["join", "--", "x", "--debug"]) == 1

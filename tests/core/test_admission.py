@@ -13,8 +13,7 @@ from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.messages import Close, Ready, Slice
 from p2p_diloco.core.state import commit_of, key_of, rooted
 from p2p_diloco.core.version import ContributionId, Version
-from tests.core.test_findings import a_ready
-from tests.core.test_found_by_worlds import a_log
+from tests.core.parts import a_log, a_ready
 from tests.core.world import rules
 
 HELD = a_log("A", "A", "B").held.version

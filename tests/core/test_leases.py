@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, DataUse, Lease, Table, Tables, Use, after
-from p2p_diloco.core.spans import length, minus, taken, within
+from p2p_diloco.core.spans import length, taken
 
 DATA = DataSet("train", 100, epochs=3)
 RECALL = 8
@@ -100,30 +100,8 @@ def test_without_an_end_low_positions_are_used_first(seed: int) -> None:
     assert table.next - leases.lowest(table) < 1000
 
 
-def test_the_sabotaged_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the check at the aggregator and the conflict at the merge, a position is used twice in some history."""
-    monkeypatch.setattr(leases, "objection", lambda *_: "")
-    monkeypatch.setattr(DataUse, "conflicts", lambda *_: False)
-
-    def play() -> None:
-        for seed in range(60):
-            history = History(seed, epochs=3)
-            for _ in range(100):
-                history.commit()
-
-    with pytest.raises(AssertionError, match="was used by"):
-        play()
-
-
 def use(*spans: tuple[int, int], wants: int = 10, data: DataSet = DATA) -> Use:
     return Use(data, spans, wants)
-
-
-def test_the_first_commit_opens_the_table_and_grants() -> None:
-    """An empty contribution asks; its commit gives each asker what it wants, lowest first."""
-    (table,) = after((), [("a", 1, (use(),)), ("b", 2, (use(wants=5),))], (), 1, RECALL)
-    assert table.leases == (Lease("a", 1, 0, 10, 1), Lease("b", 2, 10, 15, 1))
-    assert table.next == 15
 
 
 def test_a_claim_needs_a_lease_of_the_same_life() -> None:
@@ -223,14 +201,3 @@ def test_what_is_left_in_many_parts_can_be_used() -> None:
         tables = after(tables, [("a", 1, (said,))], (), epoch, RECALL)
         one.count()
     assert leases.complete(tables[0])
-
-
-def test_stock_is_what_is_held_and_not_pending() -> None:
-    """A position that leaves the progress without being counted comes again."""
-    tables = after((), [("a", 1, (use(),))], (), 1, RECALL)
-    one = DataUse(DATA, "a", 1)
-    one.stepped(((0, 4),))
-    assert one.stock(tables) == ((4, 10),)
-    one.drop()
-    assert one.stock(tables) == ((0, 10),)
-    assert within(minus(((0, 10),), ()), one.stock(tables))

@@ -20,12 +20,6 @@ def test_revisions_are_ordered_by_number_and_values_not_by_proof() -> None:
     assert FIRST.rates == (0.5, 0.9)
 
 
-def test_a_revision_is_shown_with_its_rates() -> None:
-    """Except for what the run was founded with, whose rates are in its settings."""
-    assert str(FOUNDED) == "revision 0 (as founded)"
-    assert str(FIRST) == "revision 1 (outer_lr=0.5, outer_momentum=0.9)"
-
-
 def test_what_was_signed_and_saved_before_stays_valid() -> None:
     """A revision of the rates alone has the bytes that it had when revisions changed only rates. A revision of anything
     else differs from it, and names all that it changes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.core.schedule import dylu_steps, fragment_by_log, fragment_due, fragment_interval
+from p2p_diloco.core.schedule import fragment_by_log, fragment_due, fragment_interval
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,6 @@ from p2p_diloco.core.schedule import dylu_steps, fragment_by_log, fragment_due, 
 def test_the_log_names_the_lowest_epoch_then_the_lowest_index(epochs: list[int | None], due: int) -> None:
     """A finished fragment is skipped."""
     assert fragment_by_log(epochs) == due
-
-
-def test_nothing_is_due_when_all_is_finished() -> None:
-    assert fragment_by_log([None, None]) is None
-    assert fragment_by_log([]) is None
 
 
 @pytest.mark.parametrize(("sync_every", "fragments"), [(600, 3), (500, 1), (500, 7), (3, 3), (10, 4), (99, 98)])
@@ -43,9 +38,3 @@ def test_the_log_agrees_with_the_step_count() -> None:
         if due is not None:
             assert fragment_by_log(list(epochs)) == due
             epochs[due] += 1
-
-
-@pytest.mark.parametrize(("speed", "fastest"), [(0, 10), (-1, 10), (0, 0), (5, 0), (5, -1)])
-def test_an_unknown_speed_gives_the_base(speed: float, fastest: float) -> None:
-    """A peer without a measured speed makes as many steps as the fastest."""
-    assert dylu_steps(speed, fastest, 500) == 500

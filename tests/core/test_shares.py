@@ -86,33 +86,6 @@ def test_links_that_are_nearly_equal_share_equally(others: int, ratio: float) ->
     assert set(shares(members, members).values()) == {Fraction(1, 1 + others)}
 
 
-def test_a_link_that_is_clearly_slower_has_less() -> None:
-    """At two thirds of the others' bandwidth a peer aggregates less, so that all links are busy equally long."""
-    members = {"a": 3.0, "b": 3.0, "c": 3.0, "d": 2.0}
-    parts, links = shares(members, members), rounded(members)
-    assert parts["d"] < parts["a"] == parts["b"] == parts["c"]
-    times = {busy(peer, parts[peer], links) for peer in members}
-    assert len(times) == 1
-
-
-def test_two_peers_share_equally() -> None:
-    """Each sends as many bytes, whichever aggregates."""
-    members = {"a": 100.0, "b": 1.0}
-    assert shares(members, members) == {"a": Fraction(1, 2), "b": Fraction(1, 2)}
-
-
-def test_an_aggregator_without_trainer_takes_what_its_link_carries() -> None:
-    """It has the share of any other on an equal link, and more on a faster one."""
-    bandwidths = dict.fromkeys("abcx", 1.0)
-    assert shares(bandwidths, bandwidths)["x"] == Fraction(1, 4)
-    bandwidths["x"] = 8.0
-    parts = shares(bandwidths, bandwidths)
-    assert parts["x"] > Fraction(1, 4)
-    assert makespan(parts, rounded(bandwidths), "x") < makespan(
-        dict.fromkeys("abcx", Fraction(1, 4)), rounded(bandwidths), "x"
-    )
-
-
 def test_bandwidths_are_steps_from_the_median() -> None:
     """Differences of half a step are rounded away, whole steps stay; the median is 1, in any unit."""
     found = rounded({"a": 1e6, "b": 1e6, "c": 1e6 * STEP, "d": 0.6e6, "e": 1e18})

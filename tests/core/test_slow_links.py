@@ -18,8 +18,8 @@ from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, S
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, ModelVersion
-from tests.core.test_findings import choice_of
-from tests.core.test_found_by_worlds import a_log
+from tests.core.parts import a_log, choice_of
+from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
 
@@ -102,6 +102,7 @@ def test_in_asynchronous_mode_a_leader_is_the_last_at_its_version() -> None:
     assert waits.excuses(log, "C") == ["B"]
 
 
+@fails_if(owning.collect, "if is_new and", "if")
 def test_what_comes_again_is_no_progress() -> None:
     """A member sent one slice, or two means under one number, again and again, and the round waited on."""
     log = lacking("C", "A", "B", "C", applied_by="A")
@@ -119,8 +120,7 @@ def test_what_comes_again_is_no_progress() -> None:
 
 def test_without_a_head_a_newcomer_keeps_the_means_of_one_round() -> None:
     """A donor that withholds its head made it keep all."""
-    world = World("AB", trains_s=0.5)
-    world.reach(2)
+    world = World("AB", trains_s=0.5, epoch=2)
     world.rules_of_net.append(lambda _s, to, m: LOST if to == "X" and isinstance(m, Head) else None)
     newcomer = world.join("X")
     world.run(20.0)
@@ -142,6 +142,7 @@ def test_no_state_is_fetched_while_the_means_of_a_commit_come() -> None:
     assert any(asked.values())
 
 
+@fails_if(FragmentLog.may_wait, "self.usual_round() / 2", "self.usual_round()")
 def test_transfers_hold_a_round_up_for_half_a_usual_round_at_most() -> None:
     """A sends on and on. While no usual round is known, a part must come now and then."""
     log = a_log("C", "A", "B", "C")

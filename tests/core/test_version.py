@@ -39,11 +39,6 @@ def test_a_model_sums_its_fragments() -> None:
     assert model_version([two, one]).digest != model.digest
 
 
-def test_the_greatest_generation_of_the_fragments_is_the_models() -> None:
-    """A model whose change to a new generation is half done already belongs to it."""
-    assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
-
-
 def test_an_incarnation_grows_with_the_clock() -> None:
     """A later millisecond gives a greater one with any salt; the salt separates two lives of the same millisecond."""
     top = (1 << SALT_BITS) - 1

@@ -13,7 +13,8 @@ from itertools import count
 from typing import Any
 
 from p2p_diloco.core import events as e
-from p2p_diloco.core.messages import Message, Part
+from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.messages import Message, Part, Probe, ProbeAck, Summary
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, hash_of
@@ -72,10 +73,6 @@ class Peer:
     waits_for_release: bool = False
     contributed_at: float = 0.0
     waits: list[float] = field(default_factory=list)  # how long each exchange took, in seconds
-    stuck: bool = False
-    stopped_at: int | None = None  # the fragment that a stuck trainer would have sent
-    life: int = 1
-    born: int = 1  # the first step that this life made
 
     def state(self, fragment: int = 0) -> State:
         state = self.replica.logs[fragment].state
@@ -106,7 +103,7 @@ LOST = float("inf")
 class World:
     """The peers, the network between them, and the time."""
 
-    def __init__(self, names: str, these: Rules | None = None, *, trains_s: float = 3.0, found: bool = True) -> None:
+    def __init__(self, names: str, these: Rules | None = None, *, epoch: int = 0, trains_s: float = 3.0) -> None:
         self.rules = rules() if these is None else these
         self.now, self._number = 0.0, count()
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -121,28 +118,31 @@ class World:
         self.busy = 400  # the most events a second
         self.confirms_after_s = 0.0  # how much later than a message its sender learns that it has arrived
         for name in names:
-            self.start(name, found=found and name == names[0])
+            self.start(name, found=name == names[0])
         for name in names:
             self.meet(name)
+        if epoch:
+            self.reach(epoch)
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Who may lead the next round, by what A holds: the leader first."""
+        return self.peers["A"].state().plan.succession
+
+    def log(self, name: str) -> FragmentLog:
+        """Return a peer's log of the first fragment."""
+        return self.peers[name].replica.logs[0]
 
     # -- peers
 
-    def start(self, name: str, *, found: bool = False, states: tuple[State, ...] = (), role: str = "worker") -> Peer:
-        """Start a peer; it may found the run, or restore states with the tensors that it had."""
-        before = self.peers.get(name)
-        life = 1 if before is None else before.life + 1
-        replica = Replica(name, self.rules, role=role, incarnation=life << 20, now=self.now)
+    def start(self, name: str, *, found: bool = False, role: str = "worker") -> Peer:
+        """Start a peer; it may found the run."""
+        replica = Replica(name, self.rules, role=role, incarnation=1 << 20, now=self.now)
         shape = [[NOTHING] * len(slices) for slices in self.rules.fragments]
-        peer = Peer(name, replica, shape, self.trains_s, life=life)
+        peer = self.peers[name] = Peer(name, replica, shape, self.trains_s)
         peer.progress = [Progress() for _ in self.rules.fragments]
-        peer.made = 0 if before is None else before.made
-        peer.born = peer.made + 1
-        self.peers[name] = peer
         if found:
             self.handle(name, e.Found(0, tuple(f"theta0-{f}" for f in range(len(shape)))))
-        if states and before is not None:
-            peer.theta = [list(slices) for slices in before.theta]
-            self.handle(name, e.Restore(states))
         self.wake(name)
         return peer
 
@@ -161,13 +161,17 @@ class World:
     def kill(self, name: str) -> None:
         self.peers[name].alive = False
 
-    def restart(self, name: str, *, keeps: bool = True) -> Peer:
-        """Start a dead peer again, from its disk (``keeps``) or with nothing."""
-        old = self.peers[name]
-        states = tuple(old.state(f) for f in range(len(self.rules.fragments))) if keeps else ()
-        peer = self.start(name, states=states)
-        self.meet(name)
-        return peer
+    def dies_at(self, name: str, kind: type, seen: int) -> None:
+        """Let a peer die once this many messages of a kind have been sent by it."""
+        sent = count(1)
+
+        def rule(sender: str, _to: str, message: Message) -> float | None:
+            if sender != name or not isinstance(message, kind) or next(sent) <= seen:
+                return None
+            self.kill(name)
+            return LOST
+
+        self.rules_of_net.append(rule)
 
     # -- time
 
@@ -204,13 +208,7 @@ class World:
         """Return what each peer does, for a failed test."""
         lines = [f"now {self.now:.2f}"]
         for name, peer in self.peers.items():
-            for log in peer.replica.logs:
-                r = log.round
-                lines.append(
-                    f"{name} alive={peer.alive} f{log.fragment} epoch {log.epoch} {log.phase.value} term {r.term} "
-                    f"leader {r.leader} promised {r.promised} readys {sorted(r.readys)} owners {r.owners} "
-                    f"means {len(r.means)} handed {r.handed} passed {r.passed} lacks {r.lacks} excl {r.excluded}"
-                )
+            lines += [f"{name} alive={peer.alive} epoch {log.epoch} {log.round}" for log in peer.replica.logs]
             lines += [f"   {one}" for one in peer.seen[-6:]]
         return "\n".join(lines)
 
@@ -218,6 +216,10 @@ class World:
 
     def wake(self, name: str) -> None:
         self.handle(name, e.Wakeup())
+
+    def effects(self, name: str, event: e.Event) -> list[e.Effect]:
+        """Feed an event to a peer's replica, and return the effects, which nobody carries out."""
+        return list(self.peers[name].replica.handle(event, self.now))
 
     def handle(self, name: str, event: e.Event) -> None:
         """Feed an event to a peer's replica, and carry out the effects."""
@@ -228,13 +230,8 @@ class World:
             self.carry_out(peer, effect)
 
     def later(self, peer: Peer, seconds: float, event: e.Event) -> None:
-        """Feed an event later, if this life of the peer still lives."""
-
-        def act() -> None:
-            if self.peers.get(peer.name) is peer:
-                self.handle(peer.name, event)
-
-        self.after(seconds, act)
+        """Feed an event later, if the peer still lives."""
+        self.after(seconds, lambda: self.handle(peer.name, event))
 
     def carry_out(self, peer: Peer, effect: e.Effect) -> None:
         match effect:
@@ -301,9 +298,17 @@ class World:
         self.delivered.append((self.now, peer.name, to, message))
         if self.confirms_after_s:
             self.later(peer, self.confirms_after_s, e.Delivered(to, message))
-        elif self.peers.get(peer.name) is peer:
+        else:
             self.handle(peer.name, e.Delivered(to, message))
         self.handle(to, e.Received(peer.name, message))
+
+    def lie(self, liars: str, kind: Any, changes: Callable[[Any], dict[str, Any]]) -> None:
+        """From now on each message of this kind from these peers has these changes."""
+        self.lies.append(lambda s, _, m: replace(m, **changes(m)) if s in liars and isinstance(m, kind) else m)
+
+    def misstate(self, liars: str, changes: Callable[[Summary], dict[str, Any]]) -> None:
+        """From now on the Summaries of these peers have these changes."""
+        self.lie(liars, Probe | ProbeAck, lambda m: {"summary": replace(m.summary, **changes(m.summary))})
 
     def cut(self, one: str, others: str) -> None:
         self.cuts |= {frozenset((a, b)) for a in one for b in others}
@@ -330,15 +335,6 @@ class World:
                 peer.waits.append(self.now - peer.contributed_at)
                 self.later(peer, 0.0, e.Merge())
 
-    def goes_on(self, name: str) -> None:
-        """Let a stuck trainer go on."""
-        peer = self.peers[name]
-        peer.stuck, fragment = False, peer.stopped_at
-        if fragment is not None:
-            peer.stopped_at = None
-            self.later(peer, 0.0, e.Stepped(0.1))
-            self.contribute(peer, fragment)
-
     def merge(self, peer: Peer, loaded: e.Loaded) -> None:
         progress = peer.progress[loaded.fragment]
         if loaded.outcome.dropped:
@@ -356,10 +352,7 @@ class World:
         self.after(peer.trains_s, lambda: self.contribute(peer, fragment))
 
     def contribute(self, peer: Peer, fragment: int) -> None:
-        if self.peers.get(peer.name) is not peer or not peer.alive:
-            return
-        if peer.stuck:
-            peer.stopped_at = fragment
+        if not peer.alive:
             return
         peer.made += 1
         for number, progress in enumerate(peer.progress):
@@ -386,6 +379,6 @@ class World:
                 known = self.versions.setdefault((fragment, state.version.chain), list(peer.theta[fragment]))
                 assert known == peer.theta[fragment], "peers at one version have unlike tensors"
                 there, progress = peer.counted(fragment), peer.progress[fragment]
-                mine = {f"{peer.name}{number}/{fragment}" for number in range(peer.born, peer.made + 1)}
+                mine = {f"{peer.name}{number}/{fragment}" for number in range(1, peer.made + 1)}
                 lost = mine - there - progress.pending - peer.dropped
                 assert not lost, f"steps of {peer.name} are lost: {sorted(lost)}"

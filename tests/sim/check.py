@@ -47,20 +47,6 @@ LAGS = 2.0
 other."""
 FOR_EVER = 1000.0
 """A round_timeout that never passes, so that only the protocol itself can end a wait."""
-KINDS = {
-    "healed": "faults of all kinds; then all peers return",
-    "patient": "as healed, with a round_timeout that never passes",
-    "bereaved": "as patient, but dead peers stay dead",
-    "hesitant": "as bereaved, and bases change while pseudo-gradients are computed",
-    "overlapped": "as healed, and training goes on while exchanges are under way",
-    "joining": "no faults but pauses; peers join one after another; rounds far shorter or longer than a heartbeat",
-    "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
-    "async": "asynchronous mode; no more peers at a time die or have damaged memory than there are successors",
-    "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
-    "data": "both modes; faults of all kinds, and a data set of which each sample is used once an epoch",
-    "hostile": "both modes; a member sends anything well-formed, then falls silent",
-    "private": "both modes; private peers, relays, single links cut; peers turn private and back",
-}
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
 _CROWDED = 40
 """One of this many worlds is crowded. There are few, because such a world takes as long as several others."""
@@ -90,12 +76,7 @@ def kind_of(seed: int) -> str:
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
     """Return the settings of a simulated run of this kind, drawn from the seed. Raises KeyError for an unknown kind."""
-    kinds = {
-        "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
-        "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn, "private": _private,
-        "hostile": _hostile, "data": _data,
-    }  # fmt: skip
-    settings = kinds[kind](Random(f"settings {seed}"))
+    settings = KINDS[kind](Random(f"settings {seed}"))
     if kind not in ("joining", "hostile", "data"):
         settings = _harder(settings, Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
@@ -128,7 +109,7 @@ def _harder(settings: Settings, rng: Random) -> Settings:
 
 
 def _healed(rng: Random) -> Settings:
-    """Draw a simulated run with faults of all kinds. At the end of the faults all peers return."""
+    """Faults of all kinds; then all peers return."""
     peers = rng.randint(2, 5)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip", "pause")
     return Settings(
@@ -148,12 +129,12 @@ def _healed(rng: Random) -> Settings:
 
 
 def _patient(rng: Random) -> Settings:
-    """Draw a simulated run in which a round's deadline never passes."""
+    """As healed, with a round_timeout that never passes."""
     return replace(_healed(rng), round_timeout=FOR_EVER)
 
 
 def _bereaved(rng: Random) -> Settings:
-    """Draw a simulated run in which a round's deadline never passes and dead peers stay dead."""
+    """As patient, but dead peers stay dead."""
     return Settings(
         peers=max(3, rng.randint(2, 5)),
         fragments=rng.randint(1, 3),
@@ -170,20 +151,19 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
-    """Draw a simulated run in which units may get new versions between a Load and the Contribute that answers it."""
+    """As bereaved, and bases change while pseudo-gradients are computed."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 
 
 def _overlapped(rng: Random) -> Settings:
-    """Draw a simulated run in which training goes on during exchanges."""
+    """As healed, and training goes on while exchanges are under way."""
     settings = _healed(rng)
     return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
 def _joining(rng: Random) -> Settings:
-    """Draw a simulated run in which peers join one after another. Rounds last 0.02 to 50 heartbeats, and a state takes
-    up to 100 rounds to arrive."""
+    """No faults but pauses; peers join one after another; rounds far shorter or longer than a heartbeat."""
     usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is 1 s
     interval = rng.choice([1, 2, 5])
     slow = rng.choice([1.0, 1.0, 3.0, 5.0])
@@ -207,7 +187,7 @@ def _joining(rng: Random) -> Settings:
 
 
 def _crowded(rng: Random) -> Settings:
-    """Draw a simulated run of 8 to 12 peers."""
+    """8 to 12 peers; faults of all kinds, and pauses; then all peers return."""
     settings = _healed(rng)
     return replace(
         settings,
@@ -219,7 +199,7 @@ def _crowded(rng: Random) -> Settings:
 
 
 def _async(rng: Random) -> Settings:
-    """Draw a simulated run in asynchronous mode. At no time do more peers fail than there are successors."""
+    """Asynchronous mode; no more peers at a time die or have damaged memory than there are successors."""
     settings, successors = _healed(rng), rng.choice([1, 1, 2])
     faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
     return replace(
@@ -238,7 +218,7 @@ def _async(rng: Random) -> Settings:
 
 
 def _torn(rng: Random) -> Settings:
-    """Draw a simulated run in asynchronous mode with faults of all kinds."""
+    """Asynchronous mode; faults of all kinds, also cuts of the network."""
     settings = _async(rng)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
     return replace(
@@ -251,8 +231,7 @@ def _torn(rng: Random) -> Settings:
 
 
 def _private(rng: Random) -> Settings:
-    """Draw a simulated run with private peers and relays, in either mode. A third of these runs have only faults that
-    relays can make harmless."""
+    """Both modes; private peers, relays, single links cut; peers turn private and back."""
     settings = _torn(rng) if rng.random() < 1 / 3 else _healed(rng)
     peers, bootstrap, masked = rng.randint(2, 6), rng.random() < 0.7, rng.random() < 1 / 3
     faults = ["pair", "mute", "turn", "heal", "pause"]
@@ -272,8 +251,7 @@ def _private(rng: Random) -> Settings:
 
 
 def _data(rng: Random) -> Settings:
-    """Draw a simulated run with a data set, in either mode. In half of these runs the data ends after one or two
-    epochs."""
+    """Both modes; faults of all kinds, and a data set of which each sample is used once an epoch."""
     draw = rng.choice([_healed, _patient, _bereaved, _hesitant, _overlapped, _async, _async, _torn])
     settings = draw(rng)
     samples, epochs = rng.randint(30, 400), rng.choice([0, 0, 1, 2])
@@ -287,8 +265,7 @@ def _data(rng: Random) -> Settings:
 
 
 def _hostile(rng: Random) -> Settings:
-    """Draw a simulated run, in either mode, in which one member sends anything well-formed until the faults end. There
-    are few other faults, so that nothing else explains a loss."""
+    """Both modes; a member sends anything well-formed, then falls silent."""
     settings = _torn(rng) if rng.random() < 0.4 else _healed(rng)
     return replace(
         settings,
@@ -304,12 +281,24 @@ def _hostile(rng: Random) -> Settings:
     )
 
 
+_DRAWN = (
+    _healed, _patient, _bereaved, _hesitant, _overlapped, _joining, _crowded, _async, _torn, _data, _hostile, _private,
+)  # fmt: skip
+KINDS = {draw.__name__.removeprefix("_"): draw for draw in _DRAWN}
+"""Each kind of simulated runs, and what draws the settings of one. Its docstring says what such a run is."""
+
+
 def _used_up(world: World, data: Data) -> None:
     """Check that every position that was given out so far is used in bounded time. If the data has a limit of epochs,
     all positions must be used, and each trainer must know it (invariant v)."""
     reach = data.reach()
     world.run(world.now + USED_S, stop=lambda: data.used_up_to(reach))
     require(data.used_up_to(reach), "v", f"positions below {reach} are not used {USED_S:g} s after healing")
+
+
+def play(kind: str, seed: int) -> Outcome:
+    """Play the simulated run of this kind and seed. Raises Violation."""
+    return check(World(seed, drawn(seed, kind)))
 
 
 def check(world: World) -> Outcome:

@@ -1,4 +1,4 @@
-"""Simulated worlds by kind and seed, and a way to break the protocol on purpose."""
+"""A way to break the protocol on purpose."""
 
 from __future__ import annotations
 
@@ -8,21 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from tests.sim.check import KINDS, check, drawn
-from tests.sim.world import World
-
-
-def playing(kind: str) -> Callable[[int], None]:
-    def play(seed: int) -> None:
-        check(World(seed, drawn(seed, kind)))
-
-    return play
-
-
-@pytest.fixture
-def kinds() -> dict[str, Callable[[int], None]]:
-    return {kind: playing(kind) for kind in KINDS}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ or the wording of `history/entry.py` changes.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -79,16 +80,17 @@ class Calm(World):
 
 @dataclass(frozen=True)
 class Story:
-    """A trace: what it shows, its world, and the part of that world that it tells, in simulated seconds."""
+    """A trace: its world, whose docstring says what it shows; the part of that world that it tells, in simulated
+    seconds; and of the line for which it was made."""
 
-    about: str
     play: Callable[[], World]
     since: float
     until: float
+    shown: str
 
     def text(self) -> str:
         """The file in docs/traces."""
-        return "\n".join([self.about.strip(), "", *self.lines(), ""])
+        return "\n".join([inspect.cleandoc(self.play.__doc__ or ""), "", *self.lines(), ""])
 
     def lines(self) -> Iterator[str]:
         """Time, peer and action, one a line; one line for a message to several peers."""
@@ -124,6 +126,12 @@ def plain(what: str) -> str:
 
 
 def join() -> World:
+    """A third peer joins a run of two.
+
+    It finds the others in the DHT (not shown), asks both what they hold, fetches the state from one of them and trains
+    on it. The open round does not wait for it: p2 merges its commit, keeps its progress, and contributes to the next
+    round. The next commit counts that.
+    """
     world = Calm()
     world.join("p1", 1.2)
     world.join("p2", 6.0)
@@ -131,12 +139,25 @@ def join() -> World:
 
 
 def commit() -> World:
+    """One round of three peers and a model of two slices.
+
+    The commit before leads to a leader of this round, p1, and to an owner of each slice. The others send what they
+    contribute to the leader, and each slice to its owner. The leader chooses what is counted; the owners compute the
+    means and send them to all; with all means the leader makes the commit, and every peer applies it to its own copy of
+    the outer state. A version is its epoch and letters that name it: it is the same everywhere.
+    """
     world = Calm(slices_per_fragment=2)
     world.all_join()
     return world
 
 
 def takeover() -> World:
+    """The leader dies between its choice and its commit.
+
+    p0 is next in the succession, and claims. The vote of p2 tells it the choice for which p2 has made a mean. So p0
+    completes the choice of p1, also with what p1 itself contributed: had p1 made the commit and died then, the version
+    would be the same one.
+    """
     world = Calm()
     world.all_join()
     world.run(7.5)
@@ -145,6 +166,11 @@ def takeover() -> World:
 
 
 def fork() -> World:
+    """The network is cut, both sides go on, and one lineage wins.
+
+    p0 alone and p1 with p2 reach different states of one epoch. After the cut p0 hears from both others that they hold
+    another lineage. It fetches the whole state, goes on from there, and drops its own progress since the cut.
+    """
     world = Calm(interval=4)
     world.all_join()
     world.run(7.4)
@@ -155,6 +181,12 @@ def fork() -> World:
 
 
 def carry() -> World:
+    """A contribution is lost, but none of its inner steps.
+
+    p2 hears p1, but all that p2 sends to p1 is lost, also contribution #4. The leader p1 waits for it until
+    `round_timeout` (1.5 s here) and closes the round without it. p2 sees that the commit does not count #4, keeps its
+    progress, and sends it with #5.
+    """
     world = Calm(round_timeout=1.5)
     world.all_join()
     world.run(6.95)
@@ -166,84 +198,24 @@ def carry() -> World:
 
 
 def asynchronous() -> World:
+    """Asynchronous mode: no peer waits for another.
+
+    Each contribution makes a commit of its own. The leader p1 sends it to its successor first. Once the successor
+    confirms that it holds the commit, the contribution's author gets it, and one more death can't undo it. p2 is slower
+    than the others: it gets all commits since its last one, and its own, at once.
+    """
     world = Calm(mode="async")
     world.all_join(p2=0.8)
     return world
 
 
 STORIES = {
-    "join": Story(
-        """
-A third peer joins a run of two.
-
-It finds the others in the DHT (not shown), asks both what they hold, fetches the state from one of them and trains on
-it. The open round does not wait for it: p2 merges its commit, keeps its progress, and contributes to the next round.
-The next commit counts that.
-""",
-        join,
-        6.95,
-        8.6,
-    ),
-    "commit": Story(
-        """
-One round of three peers and a model of two slices.
-
-The commit before leads to a leader of this round, p1, and to an owner of each slice. The others send what they
-contribute to the leader, and each slice to its owner. The leader chooses what is counted; the owners compute the means
-and send them to all; with all means the leader makes the commit, and every peer applies it to its own copy of the outer
-state. A version is its epoch and letters that name it: it is the same everywhere.
-""",
-        commit,
-        6.6,
-        7.7,
-    ),
-    "takeover": Story(
-        """
-The leader dies between its choice and its commit.
-
-p0 is next in the succession, and claims. The vote of p2 tells it the choice for which p2 has made a mean. So p0
-completes the choice of p1, also with what p1 itself contributed: had p1 made the commit and died then, the version
-would be the same one.
-""",
-        takeover,
-        7.3,
-        8.0,
-    ),
-    "fork": Story(
-        """
-The network is cut, both sides go on, and one lineage wins.
-
-p0 alone and p1 with p2 reach different states of one epoch. After the cut p0 hears from both others that they hold
-another lineage. It fetches the whole state, goes on from there, and drops its own progress since the cut.
-""",
-        fork,
-        15.9,
-        18.6,
-    ),
-    "carry": Story(
-        """
-A contribution is lost, but none of its inner steps.
-
-p2 hears p1, but all that p2 sends to p1 is lost, also contribution #4. The leader p1 waits for it until `round_timeout`
-(1.5 s here) and closes the round without it. p2 sees that the commit does not count #4, keeps its progress, and sends
-it with #5.
-""",
-        carry,
-        6.8,
-        10.1,
-    ),
-    "async": Story(
-        """
-Asynchronous mode: no peer waits for another.
-
-Each contribution makes a commit of its own. The leader p1 sends it to its successor first. Once the successor confirms
-that it holds the commit, the contribution's author gets it, and one more death can't undo it.
-p2 is slower than the others: it gets all commits since its last one, and its own, at once.
-""",
-        asynchronous,
-        11.2,
-        11.52,
-    ),
+    "join": Story(join, 6.95, 8.6, "Start()"),
+    "commit": Story(commit, 6.6, 7.7, "Average(base=6/7650, number=1"),
+    "takeover": Story(takeover, 7.3, 8.0, "term=1, leader=p0"),
+    "fork": Story(fork, 15.9, 18.6, "the lineage that most others hold"),
+    "carry": Story(carry, 6.8, 10.1, "p0 #8, p1 #6, p2 #5"),
+    "async": Story(asynchronous, 11.2, 11.52, "Held("),
 }
 
 

@@ -14,6 +14,7 @@ from p2p_diloco.core.round import Phase
 from tests.sim import invariants
 from tests.sim.model import Violation
 from tests.sim.settings import Settings
+from tests.sim.test_scenarios import settle
 from tests.sim.world import World
 
 PEERS = 4
@@ -46,16 +47,6 @@ def run_until(world: World, holds: Callable[[], bool]) -> None:
         world.run(world.now + 0.0005)
 
 
-def settle(world: World) -> None:
-    """Training stops; then all peers agree, every inner step is accounted for, and every answered submission is
-    counted."""
-    world.trainers.training = False
-    world.run(world.now + 15.0)
-    assert len(invariants.lineage(world)) == 1, invariants.lineage(world)
-    invariants.account(world)
-    invariants.relied_upon(world)
-
-
 def epochs(world: World, since: float) -> dict[int, float]:
     """When each epoch of fragment 0 was first held by any peer."""
     first: dict[int, float] = {}
@@ -78,19 +69,10 @@ def test_the_leader_killed_at_any_moment(seed: int) -> None:
     settle(world)
 
 
-def test_as_many_deaths_at_once_as_there_are_successors() -> None:
-    """Aggregator and successor die at the same moment; the second successor holds every answered submission."""
-    world = calm(successors=2)
-    first, second, third = named(world)
-    world.crash(first)
-    world.crash(second)
-    world.run(world.now + 15.0)
-    assert third in named(world)
-    settle(world)
-
-
-def frozen_and_killed(seed: int) -> None:
-    """The first successor freezes. The leader sends it a proposal, and dies before it finds it dead."""
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_leader_dies_while_its_first_successor_is_frozen(seed: int) -> None:
+    """The leader sends the first successor a proposal, and dies before it finds it dead. The second one holds all that
+    the first will find among its messages when it goes on."""
     world = calm(seed, successors=2, deaths_at_once=2)
     first, second, third = named(world)
     world.alive[second].frozen_until = world.now + 8.0
@@ -102,22 +84,18 @@ def frozen_and_killed(seed: int) -> None:
     assert world.happened["note fork"] == 0
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_leader_dies_while_its_first_successor_is_frozen(seed: int) -> None:
-    """The second one holds all that the first will find among its messages when it goes on."""
-    frozen_and_killed(seed)
-
-
 def test_successors_that_are_asked_one_after_the_other_make_a_fork(sabotage: Any) -> None:
     """The story above can fail: the first successor comes back with a proposal that no other peer got."""
     sabotage(holding.must_hold, "return could", "return could[:1]")
     with pytest.raises(Violation, match=r"\(k\)"):
-        frozen_and_killed(1)
+        test_the_leader_dies_while_its_first_successor_is_frozen(1)
 
 
-def lost_on_its_way(seed: int) -> None:
-    """A proposal is lost on its way to the first successor. Then the leader dies, and the second one freezes."""
-    world = calm(seed, successors=2, deaths_at_once=2)
+def test_not_guaranteed_a_proposal_that_only_a_frozen_successor_got() -> None:
+    """A proposal is lost on its way to the first successor. Then the leader dies, and the second one freezes: two
+    failures and a lost message make a fork, as the others can't know of the proposal. If this test fails, mend decision
+    0078, which says so."""
+    world = calm(1, successors=2, deaths_at_once=2)
     first, second, third = named(world)
     world.mute.add((first, second))
     until = world.now + 2.0
@@ -126,20 +104,15 @@ def lost_on_its_way(seed: int) -> None:
     world.crash(first)
     world.mute.clear()
     world.alive[third].frozen_until = world.now + 8.0
-    world.run(world.now + 20.0)
-    settle(world)
-
-
-def test_not_guaranteed_a_proposal_that_only_a_frozen_successor_got() -> None:
-    """Two failures and a lost message make a fork: the others can't know of the proposal. If this test fails, mend
-    decision 0078, which says so."""
     with pytest.raises(Violation, match=r"\(k\)"):
-        lost_on_its_way(1)
+        world.run(world.now + 20.0)
 
 
-def dies_while_naming(seed: int) -> None:
-    """The leader names a newcomer as its successor, and dies. Its commit was lost on its way to the successor that
-    it had before, which does not know yet that the newcomer holds a state."""
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
+    """Its commit was lost on its way to the successor that it had before, which does not know yet that the newcomer
+    holds a state. The newcomer does not hold what the old successor lacks. In other worlds the two don't hear of each
+    other until the newcomer alone is named: a cut and a death are more than one failure."""
     world = calm(seed, deaths_at_once=1)
     world.crash("p3")
     world.run(world.now + 15.0)
@@ -161,13 +134,6 @@ def dies_while_naming(seed: int) -> None:
     world.run(world.now + 20.0)
     settle(world)
     assert world.happened["note takeover"] > 0
-
-
-@pytest.mark.parametrize("seed", [0, 2, 5])
-def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
-    """The newcomer does not hold what the old successor lacks. In other worlds the two don't hear of each other until
-    the newcomer alone is named: a cut and a death are more than one failure."""
-    dies_while_naming(seed)
 
 
 def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
@@ -230,32 +196,3 @@ def test_a_fragment_returns_to_its_elected_peer_after_a_restart(seed: int) -> No
     assert leader(world) == "p3"
     assert longest_pause(world, 70.0) < STATE_LAG_S / 2
     settle(world)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_leader_that_thaws_yields(seed: int) -> None:
-    """It stood still for longer than the heartbeat timeout; its successor has taken over. Both take themselves for the
-    leader; the submissions that either has answered are counted in the end."""
-    world = calm(seed)
-    frozen = leader(world)
-    world.alive[frozen].frozen_until = world.now + 7.0
-    world.run(world.now + 20.0)
-    assert world.happened["note takeover"] > 0
-    assert world.happened["note fork"] == 0
-    settle(world)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
-    """Both sides commit, because there is no consensus. After healing one lineage is left, and no step is counted
-    twice."""
-    world = calm(seed)
-    side = {leader(world), next(n for n in world.names if n != leader(world))}
-    world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
-    world.run(world.now + 15.0)
-    world.faults.heal()
-    world.run(world.now + 20.0)
-    world.trainers.training = False
-    world.run(world.now + 15.0)
-    assert len(invariants.lineage(world)) == 1
-    invariants.account(world)

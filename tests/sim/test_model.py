@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,65 +93,34 @@ def test_a_fate_that_does_not_fit_is_a_violation(fate: Fate, world: dict[str, in
         merge(trainer(**world), fate, new)
 
 
-def calm() -> World:
-    world = World(1, Settings(peers=2, drop=0.0, duplicate=0.0))
-    world.run(20.0)
-    return world
-
-
-def test_the_accounts_balance() -> None:
-    """Every inner step of a live trainer is counted, pending or dropped by rule: (f) detects a single missing one."""
-    world = calm()
-    invariants.account(world)
-    world.alive["p1"].trainer.taken |= 1 << 900
-    with pytest.raises(Violation, match=r"\(f\)"):
-        invariants.account(world)
-
-
-def test_a_replica_never_goes_back() -> None:
-    """(b) is checked after every event."""
-    world = calm()
-    world.alive["p1"].best = ModelVersion(9)
-    with pytest.raises(Violation, match=r"\(b\)"):
-        world.run(30.0)
-
-
-def test_slices_of_unlike_steps_show() -> None:
-    """(y): a contribution is in all slices of a fragment or in none."""
+@pytest.mark.parametrize("law", "abefxy")
+def test_a_broken_law_shows(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is checked while a world runs, or at its end: (a) replicas compute the same, (b) none goes back, (e) no
+    leader that has all waits, (f) the accounts balance, (x) one key makes one version, (y) the slices of a fragment
+    have the same steps."""
     world = World(1, Settings(peers=2, drop=0.0, duplicate=0.0, slices_per_fragment=2))
     world.run(20.0)
-    replica = world.alive["p1"].replica
-    assert replica.holds(0)
-    replica.stores[0].present[1] = Piece()
-    with pytest.raises(Violation, match=r"\(y\)"):
-        replica.holds(0)
-
-
-def test_one_key_that_makes_two_versions_shows() -> None:
-    """(x) is checked with every commit that is applied."""
-    world = calm()
-    replica = world.alive["p1"].replica
-    commit = replica.logs[0].last[-1][0]
-    other = replace(commit, version=replace(commit.version, chain="other"))
-    with pytest.raises(Violation, match=r"\(x\)"):
-        replica._agrees(other)
-
-
-def test_replicas_that_compute_otherwise_show() -> None:
-    """(a): a commit applied to other tensors leads to others."""
-    world = calm()
-    astray = Tensors(0, b"astray")
-    world.alive["p1"].replica.stores[0].present[0] = Piece(astray, astray)
-    with pytest.raises(Violation, match=r"\(a\)"):
-        world.run(40.0)
-
-
-def test_a_leader_that_has_all_and_waits_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(e) is checked whenever a leader wakes up."""
-    world = calm()
-    monkeypatch.setattr(leading, "advance", lambda log, now: [])
-    with pytest.raises(Violation, match=r"\(e\)"):
-        world.run(60.0)
+    invariants.account(world)
+    process, astray, looks = world.alive["p1"], Tensors(0, b"astray"), partial[Any](world.run, 60.0)
+    present = process.replica.stores[0].present
+    match law:
+        case "a":
+            present[:] = [Piece(astray, astray)] * 2
+        case "b":
+            process.best = ModelVersion(9)
+        case "e":
+            monkeypatch.setattr(leading, "advance", lambda log, now: [])
+        case "f":
+            process.trainer.taken |= 1 << 900
+            looks = partial(invariants.account, world)
+        case "x":
+            commit, _ = process.replica.logs[0].last[-1]
+            other = replace(commit, version=replace(commit.version, chain="other"))
+            looks = partial(process.replica._agrees, other)
+        case "y":
+            present[1], looks = Piece(), partial(process.replica.holds, 0)
+    with pytest.raises(Violation, match=rf"\({law}\)"):
+        looks()
 
 
 def process(name: str, frozen_until: float = 0.0) -> Any:

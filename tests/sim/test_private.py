@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.model import Violation
 from tests.sim.test_scenarios import calm, settle, times
-from tests.sim.ways import Ways
 from tests.sim.world import World
 
 CLOSE_S = 12.0
@@ -61,18 +59,6 @@ def test_a_link_cut_for_a_minute_changes_nothing(how: str, mode: str) -> None:
     assert not any(any(process.trainer.dropped) for process in world.alive.values())
 
 
-@pytest.mark.parametrize("how", ["pair", "one way"])
-def test_without_relays_the_same_cut_is_a_death(how: str) -> None:
-    """The story above can fail: without relays the two peers call each other dead."""
-    world = calm(peers=4)
-    if how == "pair":
-        world.cut = {frozenset(("p1", "p2"))}
-    else:
-        world.mute = {("p1", "p2")}
-    world.run(world.now + 60.0)
-    assert world.happened["note died"] >= 2
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("peers", [2, 4])
 def test_a_run_of_private_peers_trains(peers: int, mode: str) -> None:
@@ -105,16 +91,6 @@ def test_private_peers_aggregate_only_while_no_reachable_one_lives(mode: str) ->
     settle(world)
 
 
-def test_a_peer_that_turns_private_finishes_its_round_and_aggregates_no_other() -> None:
-    """No peer takes over from it, because it lives."""
-    world = relayed(0, fragments=1)
-    first = min(firsts(world))
-    world.ways.turn(first)
-    world.run(world.now + CLOSE_S)
-    assert first not in firsts(world)
-    assert world.happened["note takeover"] == 0
-
-
 def test_private_peers_wait_while_no_relay_lives_and_go_on_together() -> None:
     """Below min_peers no peer goes on alone, so the relay's absence leads to no fork."""
     world = relayed(0, "p0", "p1", peers=2, min_peers=2)
@@ -141,13 +117,3 @@ def test_a_relay_that_dies_is_replaced_by_another() -> None:
     world.start("p2")
     world.run(world.now + 2 * CLOSE_S)
     goes_on(world)
-
-
-def test_messages_that_no_relay_carries_break_the_law(sabotage: Any) -> None:
-    """Law (p) can fail: a relay exists, and nothing uses it, so peers that live are called dead."""
-    sabotage(Ways.delay, "if not relays:", "if True:")
-    world = relayed(mode="async")
-    for name in ("p1", "p2"):
-        world.ways.turn(name)
-    with pytest.raises(Violation, match=r"\(p\)"):
-        world.run(world.now + 30.0)

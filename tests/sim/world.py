@@ -8,24 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from p2p_diloco.core.events import (
-    Broke,
-    Changed,
-    Complaint,
-    Delivered,
-    Discovered,
-    Effect,
-    Event,
-    Measured,
-    Note,
-    Received,
-    Release,
-    Revised,
-    Send,
-    SendFailed,
-    Start,
-    Wakeup,
-)
+from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Message
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.history.entry import Entry
@@ -124,7 +107,7 @@ class World:
             self.feed(process, process.replica.founds())
         elif saved is not None:
             self.feed(process, process.replica.restored(saved))
-        self.feed(process, Wakeup())
+        self.feed(process, e.Wakeup())
         self._discover(process)
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
         return process
@@ -137,7 +120,7 @@ class World:
         for other in list(self.alive.values()):
             linked = self.ways.joined(name, other.name) if self.ways.on else self.connected(name, other.name)
             if linked and process.replica.roster.live(other.name):
-                self.later(other, self.rng.uniform(0.01, 0.3), Broke(name))
+                self.later(other, self.rng.uniform(0.01, 0.3), e.Broke(name))
         self.ways.lost(name)
         self.ways.look()
 
@@ -147,11 +130,11 @@ class World:
             return
         for other in sorted(self.alive):
             if other != process.name:
-                self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
+                self.later(process, self.rng.uniform(0.1, 1.0), e.Discovered(other))
         if self.hostile is not None and not self.hostile.silent:
-            self.later(process, self.rng.uniform(0.1, 1.0), Discovered(self.hostile.name))
+            self.later(process, self.rng.uniform(0.1, 1.0), e.Discovered(self.hostile.name))
         if self.founder.present > process.replica.roster.mine.revision:
-            self.feed_alive(process, Revised(self.founder.present))
+            self.feed_alive(process, e.Revised(self.founder.present))
         elif self.settings.record_kept and process.known > FOUNDED:
             self.founder.record(process.known)
         self.at(5.0, lambda: self._discover(process))
@@ -161,7 +144,7 @@ class World:
         if self.alive.get(process.name) is not process or self.settings.bandwidths is None:
             return
         slowest, fastest = self.settings.bandwidths
-        self.feed_alive(process, Measured(slowest * (fastest / slowest) ** self.links.random()))
+        self.feed_alive(process, e.Measured(slowest * (fastest / slowest) ** self.links.random()))
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     def holders(self) -> list[str]:
@@ -190,7 +173,7 @@ class World:
         light, (message, damage) = message, sender.replica.laden(sender, message)
         if damage is not None:
             self.later(sender, 0.01, damage)
-            self.later(sender, 0.01, SendFailed(to, light, gone=False))
+            self.later(sender, 0.01, e.SendFailed(to, light, gone=False))
             return
         if self.hostile is not None:
             self.hostile.spoils(message)
@@ -199,14 +182,14 @@ class World:
         target = self.alive.get(to)
         if target is None:
             gone = self.ways.refused(sender.name, to)
-            self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=gone))
+            self.later(sender, self.rng.uniform(0.01, 0.2), e.SendFailed(to, message, gone=gone))
             return
         self.happened["sent"] += 1
         lag = self.settings.state_lag * self.lags.uniform(0.7, 1.3) if message is not light else 0.0
         detour = self.ways.delay(sender.name, to) if self.ways.on else 0.0 if self.carries(sender.name, to) else None
         if self.rng.random() < self.drop or detour is None:
             self.happened["lost"] += 1
-            self.later(sender, 3.0, SendFailed(to, message, gone=False))
+            self.later(sender, 3.0, e.SendFailed(to, message, gone=False))
             return
         copies = 2 if self.rng.random() < self.duplicate else 1
         self.happened["doubled"] += copies - 1
@@ -218,24 +201,24 @@ class World:
         """Feed a message to its receiver, and report the delivery to the sender if ``answer``."""
         if self.alive.get(target.name) is not target:
             if answer:
-                self.feed_alive(sender, SendFailed(target.name, message, gone=True))
+                self.feed_alive(sender, e.SendFailed(target.name, message, gone=True))
             return
         if target.frozen_until > self.now:
             self.at(target.frozen_until - self.now, lambda: self._arrive(sender, target, message, answer))
             return
-        self.feed(target, Received(sender.name, message))
+        self.feed(target, e.Received(sender.name, message))
         if answer and self.carries(target.name, sender.name):
-            self.later(sender, self.rng.expovariate(1 / self.settings.delay_mean), Delivered(target.name, message))
+            self.later(sender, self.rng.expovariate(1 / self.settings.delay_mean), e.Delivered(target.name, message))
         elif answer:
-            self.later(sender, 3.0, SendFailed(target.name, message, gone=False))
+            self.later(sender, 3.0, e.SendFailed(target.name, message, gone=False))
 
     # -- feeding events, carrying out effects
 
-    def later(self, process: Process, delay: float, event: Event) -> None:
+    def later(self, process: Process, delay: float, event: e.Event) -> None:
         """Feed an event to the process after this delay."""
         self.at(delay, lambda: self.feed_alive(process, event))
 
-    def feed_alive(self, process: Process, event: Event) -> None:
+    def feed_alive(self, process: Process, event: e.Event) -> None:
         """Feed an event to the process if it still lives. A frozen process gets the event when its freeze ends."""
         if self.alive.get(process.name) is not process:
             return
@@ -244,14 +227,14 @@ class World:
             return
         self.feed(process, event)
 
-    def feed(self, process: Process, event: Event) -> None:
+    def feed(self, process: Process, event: e.Event) -> None:
         """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
         if self.trace is not None:
             self.trace.append(Entry(self.now, process.name, event, tuple(effects)))
         for effect in effects:
             self._carry_out(process, effect)
-        after_event(self, process, ticked=isinstance(event, Wakeup))
+        after_event(self, process, ticked=isinstance(event, e.Wakeup))
         wakeup = process.replica.next_wakeup() - process.skew
         if wakeup < process.woken_for - 1e-9 or process.woken_for <= self.now:
             process.woken_for = wakeup
@@ -261,29 +244,29 @@ class World:
         """Feed a Wakeup to the process, unless its next wakeup is later than now."""
         if process.woken_for <= self.now + 1e-9:
             process.woken_for = float("-inf")
-            self.feed_alive(process, Wakeup())
+            self.feed_alive(process, e.Wakeup())
 
-    def _carry_out(self, process: Process, effect: Effect) -> None:
+    def _carry_out(self, process: Process, effect: e.Effect) -> None:
         """Carry out an effect, as a node would."""
         match effect:
-            case Send(to, message):
+            case e.Send(to, message):
                 said(process, message)
                 self.send(process, to, message)
-            case Start():
+            case e.Start():
                 if not process.training:
                     process.training = True
                     self.at(process.step_time, lambda: self.trainers.step(process))
-            case Changed():
+            case e.Changed():
                 process.changed = True
-            case Release():
+            case e.Release():
                 process.released = True
                 self.trainers.land(process)
-            case Note(kind):
+            case e.Note(kind):
                 if kind == "fork":
                     self.membership.joins_lineage(process)
                     process.goes_over = True
                 self.happened[f"note {kind}"] += 1
-            case Complaint(peer, why):
+            case e.Complaint(peer, why):
                 honest = peer in self.names and why.startswith(("a commit", "its Close"))
                 require(not honest, "w", f"{process.name} refuses what the honest {peer} decided: {why}")
             case _:

@@ -26,27 +26,11 @@ from .world import World
 STORY_WIDTH = 100
 CHUNK = 10
 """Worlds that a process plays before it reports: about half a second of work."""
-FAULTS = {
-    "crash": "killed",
-    "leave": "left",
-    "restart": "started again",
-    "cut": "network cut",
-    "pair": "single link cut",
-    "turn": "peer turned private or reachable",
-    "relay": "bootstrap stopped or started",
-    "heal": "healed",
-    "freeze": "process frozen",
-    "stall": "trainer stalled",
-    "flip": "memory changed",
-    "pause": "trainer paused",
-}
-
-NOTES = {
-    "takeover": "takeovers",
-    "fork": "forks joined",
-    "mismatch": "wrong digests seen",
-    "died": "peers found dead",
-}
+FAULTS = (
+    "crash", "leave", "restart", "cut", "pair", "part", "mute", "turn", "relay", "heal", "freeze", "stall", "flip",
+    "pause",
+)  # fmt: skip
+NOTES = ("takeover", "fork", "mismatch", "died")
 
 
 @dataclass(slots=True)
@@ -76,14 +60,14 @@ class Report:
         verdict = f"{broken} BROKEN" if broken else "every invariant held in each"
         yield f"{worlds} worlds in {took_s:.0f} s on {jobs} processes: {verdict}"
         for kind, count in sorted(self.kinds.items()):
-            yield f"  {count:6} {kind}: {KINDS[kind]}"
+            yield f"  {count:6} {kind}: {KINDS[kind].__doc__}"
         happened, steps = self.happened, self.steps
-        faults = ", ".join(f"{happened[kind]} {text}" for kind, text in FAULTS.items() if happened[kind])
+        faults = ", ".join(f"{happened[kind]} {kind}" for kind in FAULTS if happened[kind])
         yield f"  faults: {faults or 'none'}"
         sent = max(1, happened["sent"])
         lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
-        notes = ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
+        notes = ", ".join(f"{happened[f'note {kind}']} {kind}" for kind in NOTES)
         yield f"  protocol: {self.events} events, {happened['moved']} times a unit moved on, {notes}"
         yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
         taken = max(1, steps["taken"])  # broken worlds have no steps

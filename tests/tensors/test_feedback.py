@@ -103,20 +103,7 @@ class Sender:
 
 
 happenings = st.sampled_from(
-    [
-        "train",
-        "train",
-        "send",
-        "send",
-        "counted",
-        "counted",
-        "missed",
-        "missed",
-        "forked",
-        "both",
-        "forgotten",
-        "older",
-    ]
+    ["train", "train", "send", "send", "counted", "counted", "missed", "missed", "forked", "both", "forgotten", "older"]
 )
 
 
