@@ -139,6 +139,7 @@ def seen(*peers: tuple[str, str]) -> Snapshot:
         ([("alice", "a-id"), ("bob", "b-id"), ("carol", "c-id")], ""),  # carol has an invitation of her own
         ([("alice", "a-id"), ("bob", "b-id"), ("dan", "d-id")], "these peers may have, too: dan"),
         ([("alice", "a-id"), ("dan", "d-id")], "NAME=bob is no invitation that this key has issued"),
+        ([("bob", "a-id"), ("dan", "d-id")], "NAME=bob has founded the run with its key, so it needs no invitation"),
     ],
 )
 def test_a_peer_is_kicked_by_the_name_that_status_shows(
@@ -149,8 +150,10 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     sentence: str,
 ) -> None:
     """Bob has come with the founder's invitation for all. It is revoked if no other peer but the founder may have come
-    with it; else a sentence names those peers."""
+    with it; else a sentence names those peers. An observer's invitation can't be the one, and the founder needs none.
+    """
     assert call("invite", "--name", "carol", "--peer", PEER) == 0
+    assert call("invite", "--name", "reader", "--role", "observer") == 0
 
     async def look(*_: object) -> Snapshot:
         return seen(*peers)
