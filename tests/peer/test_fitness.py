@@ -300,9 +300,29 @@ def test_training_without_steps_is_told(asked: int, no_node: SimpleNamespace, ca
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
+def test_a_replaced_optimizer_is_told(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that never asks for the run's end reports; leaving looks once more."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    no_node.hook = SimpleNamespace(report=lambda *_: None)
+    peer = entered(no_node, watch, (model, optimizer))
+    watch.step()
+    for _ in range(2 * ASKED):
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
+        peer.report(loss=1.0)
+    assert caplog.text == ""
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    no_node.hook = None
+    peer.close()
+    assert caplog.text.count("step() of the optimizer SGD is no longer called") == 1
+
+
 def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
-    a wrapper moves the weights once more, or the program loads others, and then leaves."""
+    a wrapper moves the weights once more, or the program loads others, and then leaves. Between two steps it may
+    evaluate other weights, and ask and report as often as it likes."""
     model, optimizer = parts()
     watch = Watch(model, optimizer)
     peer = entered(no_node, watch, (model, optimizer))
@@ -314,6 +334,12 @@ def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog:
         with torch.no_grad():
             model[1].weight.add_(1.0)
         watch.step()
+        for moved in (1.0, -1.0, 0.0):
+            with torch.no_grad():
+                model[1].weight.add_(moved)
+            for _ in range(2 * ASKED):
+                watch.asked()
+    watch.step()
     for loading in (watch.merging(), nullcontext()):
         with loading, torch.no_grad():
             model[1].weight.add_(1.0)
