@@ -358,8 +358,10 @@ class Peer:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for all."""
+        """Whether the run has ended for all. A forked process may ask, too."""
         over, session = self._known.standing.finished, self._session
+        if session is not None and os.getpid() != self._owner:  # the node is no child of a data loader's worker
+            return over or bool(session.memory.finished)
         self._watch_for_steps()
         node = None if session is None else session.node
         if not over and node is not None and not node.alive:
