@@ -230,12 +230,15 @@ def test_help_is_there_without_docstrings() -> None:
 
 @pytest.mark.real
 def test_a_command_that_never_joins_is_told() -> None:
-    """With its exit code, the run's name and the mend. Its exit code is kept."""
+    """With its exit code, the run's name and the mend. Its exit code is kept. None if a signal has ended it."""
     address = ADDRESS.replace("/tcp/9", "/udp/9/quic-v1")
     result = run("join", "--initial-peers", address, "--", sys.executable, "-c", "raise SystemExit(5)")
     assert result.returncode == 5
     assert "the command ended with exit code 5 and never joined the run main" in result.stderr
     assert "Peer.from_env(model, optimizer)" in result.stderr
+    result = run("join", "--initial-peers", address, "--", "sh", "-c", "kill -s TERM $$")
+    assert result.returncode == 143
+    assert "never joined" not in result.stderr
 
 
 def test_an_invitation_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
