@@ -56,8 +56,9 @@ def check_role(local: PeerConfig, invitation: Invitation) -> None:
     """Check that the invitation allows what this peer is to do.
 
     Raises:
-        ConfigError: it allows less.
+        ConfigError: it allows less, or has expired.
     """
+    invitation.grant.check_time(time.time())
     allowed = invitation.grant.role
     if local.role == "observer":
         return  # every member may read
