@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
@@ -159,11 +160,15 @@ def test_whatever_is_raised_becomes_a_code(
 def test_a_reader_that_has_gone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """`p2p-diloco status | head -1` ends without a word."""
 
-    def fail(*_: object, **__: object) -> None:
-        raise BrokenPipeError
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     nobody = io.StringIO()
-    monkeypatch.setattr(app_module, "app", fail)
+    monkeypatch.setattr(app_module, "app", app)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # typer replaces both
     monkeypatch.setattr(sys, "stderr", nobody)
     assert carry_out([]) == 0
     assert nobody.closed
