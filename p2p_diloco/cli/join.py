@@ -69,6 +69,10 @@ def join(
             "other users of this machine can read --invite in the list of processes: put the line into "
             "P2P_DILOCO_INVITE, or into a file"
         )
+    beyond = [*ctx.args, *(each for each in flags.get("initial_peers", ())[1:] if not each.startswith("/"))]
+    if beyond:
+        mend = "leave it out, or put -- before a command: p2p-diloco join ... -- python train.py"
+        raise UsageError(f"{beyond[0]!r} is neither an option nor an address", mend=mend)
     run, peer = settings_of(settings, config)
     check_paths(peer)
     _check_invitation(peer)
