@@ -99,6 +99,17 @@ def _check_state_dict(model: nn.Module, named: Mapping[str, nn.Parameter]) -> No
         )
 
 
+def not_finite(model: nn.Module) -> str:
+    """Names of the parameters in which this process holds a NaN or an infinity; empty if there are none."""
+    found = []
+    for name, parameter in trainable(model).items():
+        part = local_part(parameter)
+        part = part.float() if part.dtype.itemsize == 1 else part  # fp8 has no order in torch
+        if part.numel() and not (part.min().isfinite() and part.max().isfinite()):  # these take no memory
+            found.append(name)
+    return few(found)
+
+
 def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     """Warn if an optimizer trains parameters that are not the model's, such as those of a loss."""
     own = {id(parameter) for parameter in model.parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import nn
 from p2p_diloco import ConfigError, Peer, UsageError
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.peer.extents import ALONE
-from p2p_diloco.peer.fitness import ASKED, Watch, check
+from p2p_diloco.peer.fitness import ASKED, Watch, check, not_finite
 from p2p_diloco.peer.session import Trainee, _hook_up
 from tests.peer.scripted import hooked
 
@@ -278,6 +279,17 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
         where != "nowhere"
     )
     assert len(caplog.messages) == (where != "nowhere")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
+def test_parameters_that_are_not_finite_are_named(dtype: torch.dtype) -> None:
+    """Not those of the greatest values, nor empty ones."""
+    model = nn.Module()
+    values = {"zero": [], "great": [torch.finfo(dtype).max, -torch.finfo(dtype).max], "nan": [0.0, math.nan]}
+    values |= {"inf": [-math.inf]} if dtype != torch.float8_e4m3fn else {}  # which has no infinity
+    for name, each in values.items():
+        model.register_parameter(name, nn.Parameter(torch.tensor(each).to(dtype)))
+    assert not_finite(model) == ", ".join(name for name in values if name in ("nan", "inf"))
 
 
 def entered(session: SimpleNamespace, watch: Watch, parts: tuple[Any, Any]) -> Peer:
