@@ -75,7 +75,10 @@ def join(
         raise UsageError(f"{beyond[0]!r} is neither an option nor an address", mend=mend)
     run, peer = settings_of(settings, config)
     check_paths(peer)
-    _check_invitation(peer)
+    if peer.invite is not None:
+        from p2p_diloco.net.invited import check_invitation
+
+        check_invitation(peer)
     if ctx.obj is not None:
         _refuse_any(trainer_flags, "leave it out, or leave out the command")
         return _run_command(run, peer, ctx.obj)
@@ -141,17 +144,6 @@ def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[
 def _refuse_any(trainer_flags: Mapping[str, object], mend: str) -> None:
     for key in trainer_flags:
         raise UsageError("is for the built-in trainer", key=flag(key), mend=mend)
-
-
-def _check_invitation(peer: PeerConfig) -> None:
-    """Raise ConfigError if the invitation has expired, or allows less than this peer is to do. The owner of the run key
-    needs none."""
-    if peer.invite is not None:
-        from p2p_diloco.net.invited import check_role, key_of, read_invitation
-
-        invitation = read_invitation(peer)
-        if key_of(peer, invitation) is None:
-            check_role(peer, invitation)
 
 
 def _check_network(peer: PeerConfig) -> None:

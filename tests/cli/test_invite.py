@@ -186,8 +186,10 @@ def test_join_refuses_an_invitation_that_lets_nobody_train(
     assert call("join", "--invite", "reader", *command) == 3
     assert "--invite=reader allows to watch the run, not to join it" in " ".join(capsys.readouterr().err.split())
     (folder / "kept").rename("r.key")
-    assert call("join", "--invite", "late", "--host-maddrs", "/ip4/203.0.113.7/tcp/0", *command) == 3
-    assert "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address" in " ".join(capsys.readouterr().err.split())
+    used = "--invite", "late", "--host-maddrs", "/ip4/203.0.113.7/tcp/0"
+    for called in (["join", *used, *command], ["data", "r.invite", *used]):
+        assert call(*called) == 3
+        assert "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
