@@ -184,11 +184,19 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, object]:
 
 def _from_file(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        found = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _unreadable("--config", file, error, "name a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        wrong = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} in line {line})"
+        raise ConfigError(wrong, key="--config", value=file, mend="save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"is not TOML ({error})", key="--config", value=file, mend="correct that line") from None
+    if tables := [key for key, value in found.items() if isinstance(value, dict) and key not in _KNOWN]:
+        wrong, mend = f"has a table [{tables[0]}]", "write the settings at the top, without a table"
+        raise ConfigError(wrong, key="--config", value=file, mend=mend)
+    return found
 
 
 def _unreadable(key: str, path: Path, error: OSError, mend: str) -> ConfigError:

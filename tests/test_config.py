@@ -174,6 +174,7 @@ def test_text_is_read_as_the_field_needs_it() -> None:
     peer = PeerConfig(initial_peers=f"{ADDRESS}, {ADDRESS}", identity_path="~/id", name="none", client_mode="yes")  # type: ignore[arg-type]
     assert peer.initial_peers == (ADDRESS,)
     assert peer.identity_path == Path.home() / "id"
+    assert PeerConfig(checkpoint_dir=Path("saved")).checkpoint_dir == Path.cwd() / "saved"  # a script may go elsewhere
     assert peer.name is None
     assert peer.client_mode is True
     run = RunConfig(outer_options="{}", stop_after_epochs="none", outer_lr="0.5")  # type: ignore[arg-type]

@@ -73,7 +73,8 @@ def test_every_field_has_a_variable(key: str) -> None:
         ({}, {"P2P_DILOCO_SYNC_EVRY": "5"}, "", "did you mean P2P_DILOCO_SYNC_EVERY?"),
         ({}, {}, "sync_evry = 5", "run.toml: sync_every?"),
         ({}, {}, "lr = 3", "run.toml: lr=3 is not a setting; leave it out"),
-        ({}, {}, "[peer]\nname = 'a'", "run.toml: peer="),
+        ({}, {}, "[peer]\nname = 'a'", "run.toml has a table [peer]; write the settings at the top, without a table"),
+        ({}, {}, "found = true\nname = 'é'", "run.toml is not UTF-8 (byte 0xe9 in line 2)"),
         ({}, {}, "sync_every == 5", "run.toml is not TOML"),
         ({}, {}, None, "run.toml can't be read (no such file or directory)"),
     ],
@@ -83,7 +84,7 @@ def test_an_error_names_its_source(
 ) -> None:
     """A user with settings in three places is told which of them to correct."""
     if toml is not None:
-        file.write_text(toml)
+        file.write_bytes(toml.encode("latin-1"))
     with pytest.raises((ConfigError, AddressError)) as caught:
         read_settings(flags, environment, file)
     assert spelled in str(caught.value)

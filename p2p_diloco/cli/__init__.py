@@ -64,6 +64,10 @@ def _called(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
     except typer.Abort:  # what older versions of typer make of a KeyboardInterrupt; newer ones return 130
         return INTERRUPTED
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer has made exit code 1 of it
+            raise ended.__context__ from None
+        raise
     return code if isinstance(code, int) else 0
 
 

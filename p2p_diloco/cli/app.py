@@ -46,7 +46,9 @@ def start(ctx: typer.Context, version: bool = Option(False, "--version", help="P
 
 
 app.command(cls=ListsAndCommand)(bootstrap)
-app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]")(join)
+app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]", context_settings={"allow_extra_args": True})(
+    join
+)
 app.command(cls=ListsAndCommand)(status)
 app.command(cls=ListsAndCommand)(dashboard)
 app.command(cls=ListsAndCommand)(export)

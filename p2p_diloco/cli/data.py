@@ -85,10 +85,10 @@ def _check_access(local: PeerConfig) -> None:
         UsageError, ConfigError: it may not serve, or strangers could read the data.
     """
     from p2p_diloco.net.invitation_used import on_this_machine
-    from p2p_diloco.net.invited import check_role, read_invitation
+    from p2p_diloco.net.invited import check_invitation
 
     if local.invite is not None:
-        check_role(local, read_invitation(local))
+        check_invitation(local)
     elif not (local.open or on_this_machine(local)):
         mend = "give it, or --open to serve the data to every peer that knows an address of the run"
         raise UsageError("is missing, and other machines can reach this run", key="--invite", mend=mend)

@@ -186,9 +186,14 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
 
     seen, record = await look(dht, run_id), await run_record(dht, run_id)
     peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
-    if not any(name in (peer.name, peer.peer_id) for peer in peers):
+    meant = [peer for peer in peers if name in (peer.name, peer.peer_id)]
+    if not meant:
         _checked(issued, name)  # raises UsageError
-    open_ones = sorted({entry.name for entry in issued.entries if _lets_anyone_in(entry)})
+    if all(peer.peer_id == founder for peer in meant):
+        wrong, mend = "has founded the run with its key, so it needs no invitation", "end its program, or the whole run"
+        raise UsageError(wrong, key="NAME", value=name, mend=f"{mend} with `p2p-diloco stop`")
+    roles = {"worker", *(peer.role for peer in meant)}
+    open_ones = sorted({each.name for each in issued.entries if each.role in roles and _lets_anyone_in(each)})
     others = [p for p in peers if name not in (p.name, p.peer_id) and p.peer_id != founder]
     others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
     if len(open_ones) == 1 and not others:

@@ -22,7 +22,7 @@ from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
-from p2p_diloco.interrupts import Interrupts, exit_code
+from p2p_diloco.interrupts import ENDING, Interrupts, exit_code
 from p2p_diloco.net.invitation_used import LINE_LETTERS_MIN, invitation_here, with_invitation
 from p2p_diloco.net.stale_sockets import check_writable
 from p2p_diloco.remembered import remembered
@@ -69,8 +69,16 @@ def join(
             "other users of this machine can read --invite in the list of processes: put the line into "
             "P2P_DILOCO_INVITE, or into a file"
         )
+    beyond = [*ctx.args, *(each for each in flags.get("initial_peers", ())[1:] if not each.startswith("/"))]
+    if beyond:
+        mend = "leave it out, or put -- before a command: p2p-diloco join ... -- python train.py"
+        raise UsageError(f"{beyond[0]!r} is neither an option nor an address", mend=mend)
     run, peer = settings_of(settings, config)
     check_paths(peer)
+    if peer.invite is not None:
+        from p2p_diloco.net.invited import check_invitation
+
+        check_invitation(peer)
     if ctx.obj is not None:
         _refuse_any(trainer_flags, "leave it out, or leave out the command")
         return _run_command(run, peer, ctx.obj)
@@ -92,7 +100,7 @@ def join(
 
 def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> int:
     """Check the network, and run the user's command with the settings in its environment. Returns its exit status. Log
-    a warning if the command never joined the run."""
+    a warning if the command never joined the run, unless a signal that ends programs has ended it."""
     check_command(command)
     _check_network(peer)
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
@@ -101,7 +109,7 @@ def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> in
         environment |= sleeping_threads(environment)
         log.info("starting %s", shlex.join(command))
         status = run_command(command, environment)
-        if not joined.exists():
+        if not joined.exists() and status not in [128 + number for number in ENDING]:
             log.warning(
                 "the command ended with exit code %d and never joined the run %s; if no error is shown above, it must "
                 "make its peer with Peer.from_env(model, optimizer), and train inside `with peer:`",

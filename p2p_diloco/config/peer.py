@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.addresses import check_listen_address, check_peer_address, split_addresses
 from p2p_diloco.config.base import Seconds, Settings
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Place = Annotated[Path, AfterValidator(Path.absolute)]
+"""A path. A relative one counts from the working directory in which the settings are made: a program may go to another
+one before the path is used."""
 
 
 class PeerConfig(Settings):
@@ -42,7 +45,7 @@ class PeerConfig(Settings):
     """Addresses to listen on; unset: loopback if all initial peers are on it, else every interface."""
     announce_maddrs: tuple[str, ...] = ()
     """Addresses that other peers are told to dial; unset: those that it listens on."""
-    identity_path: Path | None = None
+    identity_path: Place | None = None
     """File that keeps this peer's identity across restarts; unset: a new one each time."""
     client_mode: bool = False
     """Listen nowhere; this peer then aggregates only while no other peer can be dialled."""
@@ -62,23 +65,23 @@ class PeerConfig(Settings):
     """URL of an OpenTelemetry collector for the metrics, such as http://127.0.0.1:4318; unset: none."""
     node_threads: int | None = Field(default=None, ge=1, le=64)
     """Threads with which this peer's node computes means and outer steps; unset: a quarter of the cores, 8 at most."""
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: Place | None = None
     """Folder for checkpoints; unset: none are kept."""
     save_every: int = Field(default=10, ge=1)
     """Outer steps between two checkpoints."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints to keep; older ones are deleted."""
-    history_path: Path | None = None
+    history_path: Place | None = None
     """Folder for this peer's history, which `p2p-diloco replay` tells; unset: p2p_diloco/history in $XDG_STATE_HOME or
     ~/.local/state."""
     history_bytes: int = Field(default=16 * 2**20, ge=0)
     """The most bytes on disk for the history of one start of this peer; 0: none is kept."""
-    cache_dir: Path | None = None
+    cache_dir: Place | None = None
     """Folder for slices of data that data nodes serve; unset: p2p_diloco/slices in $XDG_CACHE_HOME or ~/.cache. Peers
     of one machine may share it."""
     cache_bytes: int = Field(default=10 * 2**30, ge=1)
     """The most bytes in cache_dir; the slices used longest ago are deleted first."""
-    from_checkpoint: Path | None = None
+    from_checkpoint: Place | None = None
     """Checkpoint folder to start from."""
     new_generation: bool = False
     """Found the run anew from the checkpoint in from_checkpoint, even if the run has gone further."""

@@ -23,7 +23,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from p2p_diloco.data.manifest import NAME_MAX, SLICE_BYTES_MAX, SLICES_MAX, Form, Manifest, Slice, hash_of
-from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.errors import ConfigError, listed, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,10 @@ def cut_files(
             raise ConfigError(
                 f"can't be read ({reason(error)})", key="PATH", value=path, mend="make it readable"
             ) from None
-    if not 1 <= len(slices) <= SLICES_MAX:
-        wrong = f"makes {len(slices)} slices, and a data set has 1 to {SLICES_MAX}"
+    if not slices:
+        raise ConfigError("is empty", key="PATH", value=listed([*map(str, paths)], 3), mend="name files with data")
+    if len(slices) > SLICES_MAX:
+        wrong = f"makes {len(slices)} slices, and a data set has at most {SLICES_MAX}"
         raise ConfigError(wrong, key="--slice-bytes", value=slice_bytes, mend="choose another length")
     return Manifest(forms[0], tuple(slices)), tuple(pieces)
 

@@ -6,6 +6,7 @@ Law: the callback decides when to enter, to evaluate and to leave; `TakingPart` 
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -23,6 +24,9 @@ except ImportError as error:
         f"p2p_diloco.integrations.lightning needs {error.name}, which isn't installed; "
         "install it with: pip install 'p2p-diloco[lightning]'"
     ) from error
+
+
+log = logging.getLogger("p2p_diloco")
 
 
 class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are not read
@@ -44,6 +48,9 @@ class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are n
         peer = self._part.enter(trainer.strategy.model, trainer.optimizers)
         if isinstance(peer, Peer):
             seed_everything(peer.seed, workers=os.environ.get("PL_SEED_WORKERS", "0") == "1", verbose=False)
+            for name in (type(each).__name__ for each in trainer.callbacks):
+                if "WeightAveraging" in name:  # Lightning has more of them from version to version
+                    log.warning("%s puts this peer's own average in place of the run's result; leave it out", name)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Continue at the run's step. After a restart, first restore this peer's counters."""

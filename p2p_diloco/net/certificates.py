@@ -126,6 +126,11 @@ class Grant:
         certificate.verify_directly_issued_by(authority(run))
         return grant
 
+    def check_time(self, now: float) -> None:
+        """Raise ConfigError if the grant has expired. `now`: seconds since 1970."""
+        if self.expires <= now:
+            raise ConfigError("has expired", key="invite", value=self.name, mend="ask for a new invitation")
+
     @property
     def subject(self) -> x509.Name:
         texts = {_O: self.role, _CN: self.name, _TITLE: str(self.expires)} | ({_UID: self.peer} if self.peer else {})

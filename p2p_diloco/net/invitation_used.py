@@ -40,6 +40,8 @@ def with_invitation(local: PeerConfig) -> PeerConfig:
 
     invitation = read_invitation(local)
     given = local.given
+    if len(given["invite"]) < LINE_LETTERS_MIN:
+        given["invite"] = str(Path(given["invite"]).expanduser().absolute())  # a command of `join` may go elsewhere
     if given.get("run_id", invitation.run_id) != invitation.run_id:
         mend = "leave out run_id: the invitation names the run"
         raise ConfigError(

@@ -52,12 +52,24 @@ def read_invitation(local: PeerConfig) -> Invitation:
         raise ConfigError(error.wrong, key="invite", value=path, mend=error.mend) from None
 
 
+def check_invitation(local: PeerConfig) -> None:
+    """Check that a peer can use its invitation, before anything is started. The owner of the run key can use any.
+
+    Raises:
+        ConfigError: it can't be read, allows less, or has expired.
+    """
+    invitation = read_invitation(local)
+    if key_of(local, invitation) is None:
+        check_role(local, invitation)
+
+
 def check_role(local: PeerConfig, invitation: Invitation) -> None:
     """Check that the invitation allows what this peer is to do.
 
     Raises:
-        ConfigError: it allows less.
+        ConfigError: it allows less, or has expired.
     """
+    invitation.grant.check_time(time.time())
     allowed = invitation.grant.role
     if local.role == "observer":
         return  # every member may read

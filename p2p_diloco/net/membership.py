@@ -48,8 +48,7 @@ class Membership:
             ConfigError: the invitation has expired, or is for another peer.
         """
         grant = invitation.grant
-        if grant.expires <= now:
-            raise ConfigError("has expired", key="invite", value=grant.name, mend="ask for a new invitation")
+        grant.check_time(now)
         if grant.peer not in (None, peer_id):
             mend = f"use --identity-path with the identity of {grant.peer}"
             raise ConfigError(

@@ -19,7 +19,7 @@ from functools import cached_property
 import msgpack
 
 from p2p_diloco.config import LIVE_KEYS, RunConfig
-from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
+from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import privacy, wire
@@ -100,7 +100,8 @@ class Joining:
         Raises:
             GaveUpWaiting: no peer founded the run, or described its model, in time.
             ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
-            ConfigError: the run's slices are too large or too many to be sent.
+            ConfigError: the run's slices are too large or too many to be sent, or this peer is to found the run with
+                parameters that are not finite.
         """
         own: bytes | None = None
         told = self._setup.is_told_to_found(founding)
@@ -111,6 +112,9 @@ class Joining:
             if founded is None:
                 await refuse_if_ended(self._transport, self._run_id, observes=self._setup.local.role == "observer")
             if founds:
+                if founded is None and (names := self._setup.not_finite):
+                    wrong, mend = "has NaN or infinite values, and a founder's go to all peers", "give it finite ones"
+                    raise ConfigError(wrong, key="parameter", value=names, mend=f"{mend} before the peer is made")
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = await self._records() or {name_of(own): own}

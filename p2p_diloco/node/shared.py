@@ -48,7 +48,8 @@ class Setup:
     """What a peer tells its node at the start. `asked`: the run settings that the peer was given. `local`: the peer's
     own settings. `specs`: the model's parameters; None for a peer without a model. `frozen`: the fingerprint of the
     model's frozen values; empty if it has none. `card`: the model's packed card; empty if it has none. `buffers`: the
-    model's buffers that are exchanged (`tensors.buffers`), unless the run keeps them local."""
+    model's buffers that are exchanged (`tensors.buffers`), unless the run keeps them local. `not_finite`: names of
+    parameters that have a NaN or an infinity; empty if there are none."""
 
     asked: RunConfig
     local: PeerConfig
@@ -56,6 +57,7 @@ class Setup:
     frozen: str = ""
     card: bytes = b""
     buffers: Specs = ()
+    not_finite: str = ""
 
     @property
     def numel(self) -> int:
@@ -82,6 +84,7 @@ class Setup:
             "card": self.card,
             "specs": self.specs,
             "buffers": self.buffers,
+            "not_finite": self.not_finite,
         }
 
     @classmethod

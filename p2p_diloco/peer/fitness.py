@@ -99,6 +99,17 @@ def _check_state_dict(model: nn.Module, named: Mapping[str, nn.Parameter]) -> No
         )
 
 
+def not_finite(model: nn.Module) -> str:
+    """Names of the parameters in which this process holds a NaN or an infinity; empty if there are none."""
+    found = []
+    for name, parameter in trainable(model).items():
+        part = local_part(parameter)
+        part = part.float() if part.dtype.itemsize == 1 else part  # fp8 has no order in torch
+        if part.numel() and not (part.min().isfinite() and part.max().isfinite()):  # these take no memory
+            found.append(name)
+    return few(found)
+
+
 def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     """Warn if an optimizer trains parameters that are not the model's, such as those of a loss."""
     own = {id(parameter) for parameter in model.parameters()}
@@ -166,9 +177,9 @@ def _trained(model: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
 
 # -- what is watched while they train
 
-ASKED = 100
-"""Each time the loop has asked so often whether the run has ended, and made no step meanwhile, it is looked whether it
-trains."""
+ASKED = 20
+"""Each time the loop has asked so often whether the run has ended, or reported, and made no step meanwhile, it is
+looked whether it trains."""
 NEAR = 0.25
 """A step has undone a merge if it went so near to the values before the merge, as a share of its own length."""
 LONG = 2.0
@@ -202,6 +213,7 @@ class Watch:
         self._steps = 0  # since the last merge
         self._asked = 0  # since the last step
         self._rested: Tensor | None = self._loaded  # at some time since the last step; None: it was not looked since
+        self._changed = 0  # looks in a row that found other values than the look before
         self._undone = 0  # merges in a row
         self._looks = 0  # for kept weights
         self._kept: dict[str, tuple[Tensor, int]] = {}  # each, and at how many merges in a row it had moved
@@ -217,7 +229,7 @@ class Watch:
             self._look_for_weights()
         yield
         self._loaded, self._steps = self._sample(), 0
-        self._rested = None if self._is_stepped else self._loaded  # after a step, a program may change the model once
+        self._rested = None if self._is_stepped else self._loaded
 
     def step(self) -> None:
         """Called at each step, before any exchange.
@@ -233,14 +245,14 @@ class Watch:
         if (held := len(stepped(self._optimizer))) != self._held:  # by add_param_group
             self._held = held
             warn_of_others(self._model, self._optimizer)
-        self._is_stepped, self._rested, self._asked = True, None, 0
+        self._is_stepped, self._rested, self._asked, self._changed = True, None, 0, 0
         if self._before is not None and not self._is_told_of_weights:
             self._look_whether_undone(self._before)
         self._before = None
         self._steps += 1
 
     def asked(self) -> None:
-        """Called whenever the loop asks whether the run has ended."""
+        """Called whenever the loop asks whether the run has ended, or reports."""
         self._asked += 1
         if self._asked % ASKED == 0:
             self.tell_unstepped()
@@ -250,7 +262,9 @@ class Watch:
         if self._is_told:
             return
         before, self._rested = self._rested, self._sample()
-        if before is None or torch.equal(before, self._rested):
+        is_changed = before is not None and not torch.equal(before, self._rested)
+        self._changed = self._changed + 1 if is_changed else 0
+        if self._changed < 1 + self._is_stepped:  # a program that steps may evaluate other weights for a while
             return
         self._is_told = True
         log.warning(

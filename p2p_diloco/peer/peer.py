@@ -252,6 +252,7 @@ class Peer:
         loss, held_out_loss = number("loss", loss), number("held_out_loss", held_out_loss)
         samples = samples_of(samples)
         self._hook.report(loss, samples, held_out_loss)
+        self._watch_for_steps()
         if self.sinks:
             self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
@@ -357,10 +358,12 @@ class Peer:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for all."""
-        over, node = self._known.standing.finished, None if self._session is None else self._session.node
-        if self._session is not None and self._session.watch is not None:
-            self._session.watch.asked()
+        """Whether the run has ended for all. A forked process may ask, too."""
+        over, session = self._known.standing.finished, self._session
+        if session is not None and os.getpid() != self._owner:  # the node is no child of a data loader's worker
+            return over or bool(session.memory.finished)
+        self._watch_for_steps()
+        node = None if session is None else session.node
         if not over and node is not None and not node.alive:
             raise node.client.why_it_ended()
         return over
@@ -385,6 +388,10 @@ class Peer:
     def metrics(self) -> Metrics:
         """The counters of this peer at this moment."""
         return self._known.standing.metrics
+
+    def _watch_for_steps(self) -> None:
+        if self._session is not None and self._session.watch is not None:
+            self._session.watch.asked()
 
     @property
     def _known(self) -> Session | Left:

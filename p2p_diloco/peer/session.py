@@ -30,7 +30,7 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.shared import SAVE_S_MAX, Setup, SharedMemory
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.fitness import Watch
+from p2p_diloco.peer.fitness import Watch, not_finite
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
@@ -203,7 +203,7 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
     model = trainee.model
     setup = Setup(trainee.asked, trainee.local, None)
     if model is not None:
-        of_model = specs_of(model), fingerprint(model), _card(model), buffers.specs_of(model)
+        of_model = specs_of(model), fingerprint(model), _card(model), buffers.specs_of(model), not_finite(model)
         setup = Setup(trainee.asked, trainee.local, *of_model)
     node = NodeProcess(setup, sockets)
     memory = node.client.memory

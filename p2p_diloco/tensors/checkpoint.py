@@ -147,7 +147,7 @@ def save(
             f"can't be written: {error.strerror or error}",
             key="checkpoint",
             value=final,
-            mend="free some space or choose another checkpoint_dir; older checkpoints are untouched",
+            mend="free some space or choose another checkpoint_dir; older checkpoints, if there are any, are untouched",
         ) from error
     _prune(root, final, keep)
     return final

@@ -18,7 +18,9 @@ from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.revise import founder_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.net import private_files
 from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import Issued, key_of, read_invitation, write_files
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.node.status import PeerStatus
@@ -139,6 +141,7 @@ def seen(*peers: tuple[str, str]) -> Snapshot:
         ([("alice", "a-id"), ("bob", "b-id"), ("carol", "c-id")], ""),  # carol has an invitation of her own
         ([("alice", "a-id"), ("bob", "b-id"), ("dan", "d-id")], "these peers may have, too: dan"),
         ([("alice", "a-id"), ("dan", "d-id")], "NAME=bob is no invitation that this key has issued"),
+        ([("bob", "a-id"), ("dan", "d-id")], "NAME=bob has founded the run with its key, so it needs no invitation"),
     ],
 )
 def test_a_peer_is_kicked_by_the_name_that_status_shows(
@@ -149,8 +152,10 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     sentence: str,
 ) -> None:
     """Bob has come with the founder's invitation for all. It is revoked if no other peer but the founder may have come
-    with it; else a sentence names those peers."""
+    with it; else a sentence names those peers. An observer's invitation can't be the one, and the founder needs none.
+    """
     assert call("invite", "--name", "carol", "--peer", PEER) == 0
+    assert call("invite", "--name", "reader", "--role", "observer") == 0
 
     async def look(*_: object) -> Snapshot:
         return seen(*peers)
@@ -164,6 +169,27 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     assert call("kick", "bob") == (2 if sentence else 0)
     assert revoked == ([] if sentence else Issued.beside(folder / "r.key").ids_of("shared"))
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["--", "true"]])
+def test_join_refuses_an_invitation_that_lets_nobody_train(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Before anything is started. The owner of the run key may join with any."""
+    key = RunKey.load(folder / "r.key")
+    for name, role, expires in (("late", "worker", 1.6e9), ("reader", "observer", 2.0**33)):
+        grant, seed = key.grant(role, name, expires)
+        private_files.write_new(folder / name, Invitation("r", (FAR,), grant, seed, key.secret).pack(), key="")
+    (folder / "r.key").rename("kept")
+    assert call("join", "--invite", "late", *command) == 3
+    assert "--invite=late has expired; ask for a new invitation" in capsys.readouterr().err
+    assert call("join", "--invite", "reader", *command) == 3
+    assert "--invite=reader allows to watch the run, not to join it" in " ".join(capsys.readouterr().err.split())
+    (folder / "kept").rename("r.key")
+    used = "--invite", "late", "--host-maddrs", "/ip4/203.0.113.7/tcp/0"
+    for called in (["join", *used, *command], ["data", "r.invite", *used]):
+        assert call(*called) == 3
+        assert "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import typer
 
 from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
@@ -53,6 +54,8 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--checkpoint-dir", "/dev/null/x"], 3, "--checkpoint-dir=/dev/null/x can't be written"),
         ([*TO, "--logs", "loud", "--", "true"], 2, "--logs=loud is not known"),
         ([*TO, "--"], 2, "-- names no command"),
+        (["join", "python", "train.py"], 2, "'python' is neither an option nor an address; leave it out, or put --"),
+        ([*TO, "python", "train.py"], 2, "'python' is neither an option nor an address; leave it out, or put --"),
         ([*TO, "--steps", "5", "--", "true"], 2, "--steps is for the built-in trainer"),
         (["bootstrap", "--host", "example.org"], 2, "--host=example.org is no IP address"),
         (["bootstrap", "--host", "203.0.113.7"], 3, "--host=203.0.113.7 is no address of this machine"),
@@ -71,7 +74,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*EXPORT, "--dtype", "int8"], 2, "--dtype=int8 is not known; choose keep, float32, bfloat16, float16"),
         (EXPORT, 2, "--initial-peers names no address of a peer"),
         ([*EXPORT, "--checkpoint", "c", "--run-id", "r"], 2, "--run-id is for a run; leave it out, or leave out --ch"),
-        ([*EXPORT, "--checkpoint", "c"], 3, "--checkpoint=c holds no complete checkpoint; name another folder"),
+        ([*EXPORT, "--checkpoint", "c"], 3, "c holds no complete checkpoint; name another folder"),
         ([*EXPORT, "--initial-peers", ADDRESS], 4, "can't be reached"),
         ([*EXPORT, "--invite", "none.invite"], 3, "--invite=none.invite"),
         (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),
@@ -167,10 +170,17 @@ def test_whatever_is_raised_becomes_a_code(
     assert "Traceback" not in err
 
 
-def test_a_reader_that_has_gone_is_no_fault(raising: Raising, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_gone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """`p2p-diloco status | head -1` ends without a word."""
-    raising(BrokenPipeError())
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
     nobody = io.StringIO()
+    monkeypatch.setattr(app_module, "app", app)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # typer replaces both
     monkeypatch.setattr(sys, "stderr", nobody)
     assert carry_out([]) == 0
     assert nobody.closed
@@ -233,12 +243,15 @@ def test_help_is_there_without_docstrings() -> None:
 
 @pytest.mark.real
 def test_a_command_that_never_joins_is_told() -> None:
-    """With its exit code, the run's name and the mend. Its exit code is kept."""
+    """With its exit code, the run's name and the mend. Its exit code is kept. None if a signal has ended it."""
     address = ADDRESS.replace("/tcp/9", "/udp/9/quic-v1")
     result = run("join", "--initial-peers", address, "--", sys.executable, "-c", "raise SystemExit(5)")
     assert result.returncode == 5
     assert "the command ended with exit code 5 and never joined the run main" in result.stderr
     assert "Peer.from_env(model, optimizer)" in result.stderr
+    result = run("join", "--initial-peers", address, "--", "sh", "-c", "kill -s TERM $$")
+    assert result.returncode == 143
+    assert "never joined" not in result.stderr
 
 
 def test_an_invitation_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

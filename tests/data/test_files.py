@@ -146,6 +146,8 @@ def test_files_that_are_no_data_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "empty").mkdir()
     assert "isn't there" in refused("none")
     assert "has no files" in refused("empty")
+    (tmp_path / "nothing.txt").touch()
+    assert "nothing.txt is empty; name files with data" in refused("nothing.txt")
     assert "a.txt is the name of two files" in refused("a.txt", "b")
     assert "several formats (tar, text)" in refused("a.txt", "no.tar")
     assert "zero.txt is no text" in refused("zero.txt")

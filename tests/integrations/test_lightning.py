@@ -16,8 +16,8 @@ from tests.integrations.fake import fake_peer as fake_peer
 def lightning() -> None:
     """Only the process that runs these tests loads Lightning."""
     pytest.importorskip("lightning", reason="lightning isn't installed: pip install 'p2p-diloco[lightning]'")
-    global Module, ModelCheckpoint, fitted
-    from tests.integrations.with_lightning import ModelCheckpoint, Module, fitted
+    global Averaging, Module, ModelCheckpoint, fitted
+    from tests.integrations.with_lightning import Averaging, ModelCheckpoint, Module, fitted
 
 
 def test_validation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
@@ -48,6 +48,12 @@ def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path)
     assert peer.counters == {"local_step": 3, "bytes_of_the_run": 5.0}
     assert len(model.trained) == 12
     assert peer.rates == pytest.approx({step: first.rates[step] for step in range(18, 30)})
+
+
+def test_an_average_of_this_peers_own_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would take the place of the run's result."""
+    fitted(tmp_path, 2, others=(Averaging(0.1, swa_epoch_start=5),))
+    assert "StochasticWeightAveraging puts this peer's own average in place of the run's result" in caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 1])

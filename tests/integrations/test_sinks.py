@@ -139,7 +139,7 @@ def test_a_peer_hands_on_what_it_reports(tmp_path: Path) -> None:
     peer, order = Peer(model, torch.optim.SGD(model.parameters(), lr=0.1)), list[Any]()
     standing = SimpleNamespace(epoch=3, global_step=70, finished=False)
     hook = SimpleNamespace(report=lambda *told: order.append(told))
-    session = SimpleNamespace(hook=hook, following=None, node=None, standing=standing)
+    session = SimpleNamespace(hook=hook, following=None, node=None, watch=None, standing=standing)
     peer._session = session  # type: ignore[assignment]
     peer.sinks.append(SimpleNamespace(write=lambda step, values: order.append((step, values))))
     peer.report(loss=2.0, samples=8)

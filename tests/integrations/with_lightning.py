@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
+    from lightning.pytorch.callbacks import StochasticWeightAveraging as Averaging  # noqa: F401
 
 
 class Module(LightningModule):

@@ -57,6 +57,7 @@ def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, cap
     assert (local.run_id, local.initial_peers) == ("r", (FAR,))
     assert with_invitation(PeerConfig(invite="r.invite", initial_peers=(FAR_TOO,))).initial_peers == (FAR_TOO,)
     assert with_invitation(local) == local
+    assert local.invite == str(folder / "r.invite")  # a command of `join` may go to another folder
     line = read_invitation(local).line()
     assert read_invitation(PeerConfig(invite=line)) == read_invitation(local)
     assert with_invitation(PeerConfig(invite=line)).run_id == "r"
@@ -80,7 +81,7 @@ def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, cap
 
     # An invitation in this folder is used. By its run's name, for a run that other machines can reach: so a
     # restarted founder needs no further flag.
-    assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR_TOO,))).invite == "r.invite"
+    assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR_TOO,))).invite == str(folder / "r.invite")
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(NEAR,))).invite is None
     assert with_invitation(PeerConfig(run_id="r", initial_peers=(FAR,), open=True)).invite is None
     assert with_invitation(PeerConfig(run_id="other", initial_peers=(FAR,))).invite is None

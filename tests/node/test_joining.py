@@ -101,6 +101,21 @@ async def test_a_misfit_is_told_why(config: dict[str, Any], sizes: tuple[int, ..
 
 
 @awaited
+async def test_only_a_founder_needs_finite_parameters() -> None:
+    """A joiner's values are replaced by the run's."""
+    network = MemoryNetwork()
+    a, b, c = (MemoryPeer(network, name, QUICK) for name in "abc")
+    for peer in (a, c):
+        peer.setup = dataclasses.replace(peer.setup, not_finite="p0")
+    await a.start()
+    with pytest.raises(ConfigError, match="parameter=p0 has NaN or infinite values, and a founder's go to all peers"):
+        await a.hear("run")
+    assert "r/config" not in network.records
+    await b.enter()
+    await c.enter()
+
+
+@awaited
 async def test_code_that_a_run_names_is_run_only_if_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of a package as the outer optimizer: a joiner that was not given its name imports nothing. One that was
     makes the same steps."""

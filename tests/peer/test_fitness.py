@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import nn
 from p2p_diloco import ConfigError, Peer, UsageError
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.peer.extents import ALONE
-from p2p_diloco.peer.fitness import ASKED, Watch, check
+from p2p_diloco.peer.fitness import ASKED, Watch, check, not_finite
 from p2p_diloco.peer.session import Trainee, _hook_up
 from tests.peer.scripted import hooked
 
@@ -280,6 +281,17 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
     assert len(caplog.messages) == (where != "nowhere")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float8_e4m3fn])
+def test_parameters_that_are_not_finite_are_named(dtype: torch.dtype) -> None:
+    """Not those of the greatest values, nor empty ones."""
+    model = nn.Module()
+    values = {"zero": [], "great": [torch.finfo(dtype).max, -torch.finfo(dtype).max], "nan": [0.0, math.nan]}
+    values |= {"inf": [-math.inf]} if dtype != torch.float8_e4m3fn else {}  # which has no infinity
+    for name, each in values.items():
+        model.register_parameter(name, nn.Parameter(torch.tensor(each).to(dtype)))
+    assert not_finite(model) == ", ".join(name for name in values if name in ("nan", "inf"))
+
+
 def entered(session: SimpleNamespace, watch: Watch, parts: tuple[Any, Any]) -> Peer:
     """A peer that has entered without a node."""
     session.watch = watch
@@ -300,9 +312,29 @@ def test_training_without_steps_is_told(asked: int, no_node: SimpleNamespace, ca
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
+def test_a_replaced_optimizer_is_told(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that never asks for the run's end reports; leaving looks once more."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    no_node.hook = SimpleNamespace(report=lambda *_: None)
+    peer = entered(no_node, watch, (model, optimizer))
+    watch.step()
+    for _ in range(2 * ASKED):
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
+        peer.report(loss=1.0)
+    assert caplog.text == ""
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    no_node.hook = None
+    peer.close()
+    assert caplog.text.count("step() of the optimizer SGD is no longer called") == 1
+
+
 def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     """Values that a merge has loaded are no training, and steps that come now and then are counted. After the last one
-    a wrapper moves the weights once more, or the program loads others, and then leaves."""
+    a wrapper moves the weights once more, or the program loads others, and then leaves. Between two steps it may
+    evaluate other weights, and ask and report as often as it likes."""
     model, optimizer = parts()
     watch = Watch(model, optimizer)
     peer = entered(no_node, watch, (model, optimizer))
@@ -314,6 +346,12 @@ def test_no_training_and_steps_are_not_told_of(no_node: SimpleNamespace, caplog:
         with torch.no_grad():
             model[1].weight.add_(1.0)
         watch.step()
+        for moved in (1.0, -1.0, 0.0):
+            with torch.no_grad():
+                model[1].weight.add_(moved)
+            for _ in range(2 * ASKED):
+                watch.asked()
+    watch.step()
     for loading in (watch.merging(), nullcontext()):
         with loading, torch.no_grad():
             model[1].weight.add_(1.0)

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ WATCHES = {"role": "observer"}
         (
             (MODEL, None),
             {"local": {**WATCHES, "checkpoint_dir": "x"}},
-            "checkpoint_dir=x has no meaning for role=obser",
+            "checkpoint_dir=.*x has no meaning for role=obser",
         ),
         ((MODEL, MODEL), {}, "optimizer=Linear"),
         ((parts, OPTIMIZER), {}, r"model=function is no torch\.nn\.Module"),
@@ -165,6 +166,20 @@ def status_of_fork(work: Callable[[], int]) -> int:
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_process_sees_the_end_of_the_run(no_node: SimpleNamespace) -> None:
+    """A data set that a worker of a DataLoader reads may end with the run. The worker's copy of the standing stays as
+    it was; the memory is shared, and the node is no child of the worker."""
+    no_node.memory = SimpleNamespace(finished=0)
+    no_node.node = SimpleNamespace(alive=True)
+    peer = Peer(*parts()).__enter__()
+    no_node.node.alive = False
+    assert status_of_fork(lambda: int(peer.finished)) == 0
+    no_node.memory.finished = 1
+    assert status_of_fork(lambda: int(peer.finished)) == 1
+    no_node.node = None
+    peer.close()
 
 
 @pytest.mark.usefixtures("no_node")
