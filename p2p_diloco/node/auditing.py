@@ -20,8 +20,6 @@ import logging
 from dataclasses import replace
 from random import SystemRandom
 
-import msgspec
-
 from p2p_diloco.core.events import Apply, Average, Averaged, Expelled
 from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
@@ -31,8 +29,7 @@ from p2p_diloco.net.shares import Budget
 from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
-from p2p_diloco.node.fields import CHOICE, HASH_BYTES
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.fields import HASH_DIGITS, decoded, encoded
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of
 from p2p_diloco.node.signatures import Statement, hash_of
@@ -181,7 +178,7 @@ class Audits:
             for author, payload in case.copies.items():
                 ready = case.readys[author]
                 header = packed(Copy(case.mean, author, ready.seal), self._token)
-                body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
+                body = memoryview("".join(ready.hashes).encode() + bytes(payload))
                 self._outbox.put(to, header, body)
 
     def expects(self, copy: Copy) -> bool:
@@ -207,7 +204,7 @@ class Audits:
                 if not self.expects(message):
                     raise Refusal("this peer did not ask for this copy")
                 slices = fragments[mean.fragment]
-                return HASH_BYTES * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
+                return HASH_DIGITS * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
             case Accusation(nbytes=nbytes):
                 return nbytes
         return 0
@@ -221,10 +218,9 @@ class Audits:
         case = self._case(copy.mean)
         if case is None or case.over or copy.author not in case.missing():
             return
-        length = HASH_BYTES * len(self._rules.fragments[copy.mean.fragment])
-        hashes, payload = bytes(copy.payload[:length]).hex(), copy.payload[length:]
-        size = 2 * HASH_BYTES
-        told = tuple(hashes[at : at + size] for at in range(0, len(hashes), size))
+        length = HASH_DIGITS * len(self._rules.fragments[copy.mean.fragment])
+        hashes, payload = bytes(copy.payload[:length]).decode("ascii", "replace"), copy.payload[length:]
+        told = tuple(hashes[at : at + HASH_DIGITS] for at in range(0, length, HASH_DIGITS))
         entry = dict(case.counted)[copy.author]
         ready = rooted(replace(entry, hashes=told, seal=copy.seal))
         if ready.root != entry.root or hash_of(payload) != told[copy.mean.number]:
@@ -310,10 +306,8 @@ class Audits:
         """Make an accused mean's case. Raises Refusal if the accused owner can't have made this mean."""
         mean, of = said.mean, Refusal("this is no mean that the accused owner made")
         try:
-            told = msgspec.msgpack.decode(said.payload, type=CHOICE.type)
-            about = About(self._rules, mean.fragment, said.base)
-            choice: Choice = CHOICE.read(told, about)
-        except (msgspec.MsgspecError, ValueError, RecursionError, Refusal):
+            choice = decoded(said.payload, Choice)
+        except Refusal:
             raise of from None
         if key_of(mean.fragment, said.base, choice) != mean.key:
             raise of
@@ -348,18 +342,13 @@ class Audits:
             self._outbox.put(peer, packed(shown, self._token), shown.payload)
         told |= {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
         for case in to_tell:
-            proof = self._packed(case) if case.proves else None
+            proof = memoryview(encoded(case.choice)) if case.proves else None
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
             header = packed(said, self._token)
             for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
                 case.given.discard(peer)
                 self._outbox.put(peer, header, proof)
         self._told = told
-
-    def _packed(self, case: Case) -> memoryview:
-        """A mean's choice, for an accusation."""
-        about = About(self._rules, case.mean.fragment, case.base)
-        return memoryview(msgspec.msgpack.encode(CHOICE.write(case.choice, about)))
 
     def _settle(self) -> None:
         """Tell others which lies this peer found. Expel the owners whose lies another peer found too, or no other

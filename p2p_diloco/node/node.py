@@ -249,9 +249,9 @@ class Node:
 
     def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
         if not isinstance(message, Close | Commit):
-            return pack(self._signatures.signed(message), self._run.rules, self._run.token)
+            return pack(self._signatures.signed(message), self._run.token)
         if self._encoded is None or self._encoded[0] is not message:  # the same one goes to many peers
-            self._encoded = message, pack(self._signatures.signed(message), self._run.rules, self._run.token)
+            self._encoded = message, pack(self._signatures.signed(message), self._run.token)
         return self._encoded[1]
 
     async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:

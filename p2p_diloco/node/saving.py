@@ -32,8 +32,7 @@ from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fields import STATE
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.fields import decoded, encoded, planned
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.shared import SAVE_S_MAX
@@ -190,7 +189,7 @@ class Snapshot:
             samples=sum(version.samples for version in versions),
             config=run.config.to_wire(),
             layout=run.layout.to_wire(),
-            fragments=[msgspec.msgpack.encode(STATE.write(state, About(run.rules))) for state in self.states],
+            fragments=[encoded(state) for state in self.states],
             digests=self.digests,
             founded=self.founded,
             card=self.card,
@@ -301,7 +300,10 @@ class Checkpoint:
         rules = Run(self.run_id, self.run_config, self.layout).rules
         if len(packed) != len(rules.fragments):
             raise ValueError("it has no states of fragments")
-        return [_unpacked(fragment, state, rules) for fragment, state in enumerate(packed)]
+        try:
+            return [planned(decoded(state, State), fragment, rules) for fragment, state in enumerate(packed)]
+        except Refusal as refusal:
+            raise ValueError(refusal.reason) from None
 
     def _check(self, named: Sequence[str]) -> None:
         """Raises ValueError unless the tensors have the digests that the manifest names."""
@@ -373,13 +375,3 @@ class Checkpoint:
 
     def _unusable(self, why: str) -> CheckpointError:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
-
-
-def _unpacked(fragment: int, packed: bytes, rules: Rules) -> State:
-    """Raises ValueError if the bytes are no state of this fragment."""
-    try:
-        struct = msgspec.msgpack.decode(packed, type=STATE.type)
-        state: State = STATE.read(struct, About(rules, fragment))
-    except (msgspec.MsgspecError, Refusal) as error:
-        raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
-    return state

@@ -8,7 +8,7 @@ from typing import Any
 from p2p_diloco.core import messages
 from p2p_diloco.core.version import Version
 
-PROTOCOL = 16
+PROTOCOL = 17
 """The version of the protocol. Peers of another version are refused with both numbers."""
 
 TOKEN_BYTES = 16

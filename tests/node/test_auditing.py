@@ -20,6 +20,7 @@ from p2p_diloco.net.signing import pack
 from p2p_diloco.node import auditing
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.examining import Case
+from p2p_diloco.node.fields import encoded
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
@@ -213,7 +214,7 @@ def met(names: str) -> Callable[[Played], Callable[[], None]]:
 def accusation(audits: Audits, case: Case, **changes: Any) -> Accusation:
     """What a peer says that calls this mean a lie. `changes`: of the mean, or `choice` or `base`."""
     case = replace(case, choice=changes.pop("choice", case.choice), base=changes.pop("base", case.base))
-    choice = audits._packed(case)
+    choice = memoryview(encoded(case.choice))
     return Accusation(replace(case.mean, **changes), case.base, case.seal, choice.nbytes, choice)
 
 
@@ -277,7 +278,7 @@ async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(swarm: Swarm
         said = accusation(a, replace(case, seal=seal), choice=choice, key=key)
         a.accused("c", said)
         await until(lambda: a._alleged[said.mean].asked)
-        body = memoryview(bytes.fromhex("".join(hashes)) + bytes(payload))
+        body = memoryview("".join(hashes).encode() + bytes(payload))
         a.take(Copy(said.mean, "b", ready.seal, body))
         await until(lambda: "b" in a.expelled)
     assert "an impossible contribution" in a.expelled["b"]
@@ -361,7 +362,7 @@ async def test_an_accusation_does_not_wait_for_audits_by_lot() -> None:
 @met("ab")
 async def test_a_copy_must_be_asked_for_and_signed(swarm: Swarm, a: Audits, case: Case) -> None:
     seal = b"-" * 64
-    copy = Copy(case.mean, "b", seal, memoryview(bytes(6 * 32 + case.nbytes // 2)))
+    copy = Copy(case.mean, "b", seal, memoryview(bytes(6 * 64 + case.nbytes // 2)))
     assert not a.expects(copy)
     assert not a.expects(replace(copy, mean=replace(case.mean, hash="another")))
     case.asked = True
@@ -371,7 +372,7 @@ async def test_a_copy_must_be_asked_for_and_signed(swarm: Swarm, a: Audits, case
         a.take(copy)
     shown = swarm.audits["b"]._cases.get(case.mean)
     ready, payload = shown.readys["b"], shown.copies["b"]
-    right = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
+    right = memoryview("".join(ready.hashes).encode() + bytes(payload))
     for wrong in (replace(copy, payload=right), Copy(case.mean, "a", ready.seal, right)):
         with pytest.raises(Refusal, match="signed"):
             a.take(wrong)

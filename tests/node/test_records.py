@@ -219,7 +219,7 @@ async def test_a_refused_message_is_told_in_the_status() -> None:
         (ready, "its contribution is refused"),
     ):
         with contextlib.suppress(Refusal):
-            await liar.send("Q", pack(signatures.signed(said), run.rules, run.token)[0])
+            await liar.send("Q", pack(signatures.signed(said), run.token)[0])
         told = RECORD
         while not any(one.peer == "…123456" and why in one.why for one in told.refused):
             await asyncio.sleep(0.05)
