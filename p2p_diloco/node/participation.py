@@ -51,8 +51,6 @@ from p2p_diloco.node.swarm import Swarm, entered, until_one_ends
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import met_through, remember
 
-TELL_S = 5.0
-"""Deadline for publishing a known end of the run, before other peers see this peer."""
 LEAVE_S = 1.0
 """Deadline for the last messages."""
 TURN_S = 0.05
@@ -145,7 +143,6 @@ class Participation:
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
         self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
-        await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster

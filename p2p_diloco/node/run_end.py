@@ -1,5 +1,5 @@
-"""The end of a run: its record, with copies in the DHT and on disk, and how it keeps an ended run ended. A peer that
-starts after the end fetches the run's last state, and doesn't train.
+"""The end of a run: its record in the DHT, and how that keeps an ended run ended. A peer that starts after the end
+fetches the run's last state, and doesn't train.
 
 Law: a record states that its signer has held the named state as the run's last one; several peers may sign the same
 end. It names its run's founding, so a newcomer can check it when nothing else of the run is left. It binds a peer only
@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import FOUNDED, Revision
@@ -45,8 +41,6 @@ BOARD = Board("end", ttl_s=24 * 3600.0)
 """Absent peers find an end for a day when they return."""
 COUNT_MAX = 2**62
 """Messages hold no greater numbers of samples and epochs."""
-FILE = "ended.json"
-"""The name of the record's file in the folder of checkpoints."""
 
 log = logging.getLogger(__name__)
 
@@ -162,34 +156,6 @@ async def store(transport: Transport, founding: Founding, end: End) -> bool:
     return await BOARD.store(transport, founding.run_id, pack_record(end))
 
 
-def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
-    changed file is wrong."""
-    try:
-        end = msgspec.json.decode((folder / FILE).read_bytes(), type=End)
-        return end if holds(end, transport, founding, rules) else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
-        return None
-
-
-def save(folder: Path, end: End) -> None:
-    """Write the record of an end to this disk, completely or not at all. A failure is only logged, because a checkpoint
-    shows the end too."""
-    unfinished = folder / f".{FILE}-unfinished"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            file.write(msgspec.json.encode(end))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(folder / FILE)
-    except OSError as error:
-        log.error("the record of the run's end can't be written to %s: %s", folder / FILE, error.strerror or error)
-
-
 KEEP_EVERY_S = 60.0
 SIGNERS_MAX = 8
 """So many peers of the last round that have signed an end are enough, however many there were."""
@@ -223,11 +189,8 @@ class Ending:
         self._trusted = {transport.peer_id, founding.founder}
         self._transport, self._founding, self._replica = transport, founding, replica
         self.goes_on = GoesOn(replica, partial(who_takes_part, transport, founding.run_id))
-        self._folder = common.local.checkpoint_dir
-        self._on_disk = None if self._folder is None else load(self._folder, transport, founding, replica.rules)
-        self.known = self._on_disk
+        self.known: End | None = None
         """The highest end known; None: no end is known, or the run goes on."""
-        self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
         self._rumour: End | None = None
@@ -236,12 +199,6 @@ class Ending:
         """Set once there is an end to keep in the DHT."""
 
     # -- a peer that starts
-
-    async def begin(self, within_s: float) -> None:
-        """If this peer's disk says that the run has ended, publish the end in the DHT. Called before other peers see
-        this peer: otherwise they would go on training with it."""
-        if self._on_disk is not None:
-            await self._try(store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
         """Look for the run's end in the DHT; returns whether the run has ended with a state that this peer lacks. If
@@ -347,23 +304,11 @@ class Ending:
             log.warning("the record of the run's end can't be stored in the DHT", exc_info=True)
 
     async def _tell(self) -> None:
-        if self._replica.finished:
-            if self.known is None or self.known.model != self._mine:
-                fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
-                self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
-            if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
-                # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
-                await self._save(self._folder, self.known)
+        if self._replica.finished and (self.known is None or self.known.model != self._mine):
+            fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
+            self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
         if self.known is not None and await store(self._transport, self._founding, self.known):
             self._stored = self.known
-
-    async def _save(self, folder: Path, end: End) -> None:
-        """Write the end to disk, and return once it is there. If an earlier call was cancelled, its write still goes
-        on, and this call waits for that write."""
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().run_in_executor(None, save, folder, end)
-        await asyncio.shield(self._writing)
-        self._writing, self._on_disk = None, end
 
     @property
     def _mine(self) -> ModelVersion:
