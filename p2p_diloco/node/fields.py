@@ -24,9 +24,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, founding, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node.forms import Forms
-from p2p_diloco.node.signatures import LIFE_BYTES
 from p2p_diloco.node.wire import NodeMessage
 
 CHAIN_DIGITS, HASH_DIGITS = 32, 64
@@ -53,7 +51,7 @@ LONGEST = {
 """The longest lists, by field."""
 ITEMS_MAX = 12_000
 """The longest list of another field: a roll has at most so many members."""
-TEXT_MAX = 1024
+TEXT_MAX, SEAL_MAX = 1024, 128
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ def _scalar(hint: Any, field: str) -> Any:
     if hint is str and name in HEXADECIMAL:
         return Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{HEXADECIMAL[name]}}})?\Z")]
     if hint is bytes:
-        return Annotated[bytes, Meta(max_length=SIGNATURE_BYTES + LIFE_BYTES)]
+        return Annotated[bytes, Meta(max_length=SEAL_MAX)]
     return Annotated[str, Meta(max_length=TEXT_MAX)] if hint is str else hint
 
 

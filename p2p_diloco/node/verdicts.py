@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgpack
 
 from p2p_diloco.node.examining import Case
-from p2p_diloco.node.signatures import CLOSE, COMMIT, LIFE_BYTES, READY, Statement
+from p2p_diloco.node.signatures import CLOSE, COMMIT, READY, SIGNED, Statement
 from p2p_diloco.node.wire import OfMean
 
 PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
@@ -118,12 +118,12 @@ class Verdicts:
 REMEMBERED_BYTES = 16 * 2**20
 """The bytes of statements that are remembered; the oldest are forgotten first."""
 ABOUT = {
-    READY: ("two contributions of one id", (1, 6, 7), 15),
-    CLOSE: ("two Closes of one attempt", (1, 2, 3, 4, 5, 6, 8), 9),
-    COMMIT: ("two commits of one term", (1, 2, 3, 4, 5, 10), 12),
+    READY: ("two contributions of one id", ("fragment", "id"), "root"),
+    CLOSE: ("two Closes of one attempt", ("fragment", "base", "term", "attempt"), "key"),
+    COMMIT: ("two commits of one term", ("fragment", "base", "term"), "key"),
 }
-"""By kind: what is contradicted, the fields of a statement by which two are about one thing, and the field that must be
-equal then. The first field of all is the run's token."""
+"""By kind: what is contradicted, the fields by which two statements are about one thing, and the field that must be
+equal then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,10 @@ def _read(kind: bytes, statement: bytes) -> tuple[tuple[object, ...], object] | 
     """Return (what a statement is about, what it says of that); None if two of this kind can't contradict."""
     if kind not in ABOUT:
         return None
-    life = b"" if kind == READY else statement[-LIFE_BYTES:]
     _, about, says = ABOUT[kind]
     try:
-        fields = msgpack.unpackb(statement[: len(statement) - len(life)])
-        return (fields[0], life, *(fields[place] for place in about)), fields[says]
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
+        token, life, *values = msgpack.unpackb(statement, use_list=False)
+        told = dict(zip(SIGNED[kind], values, strict=True))
+    except (ValueError, TypeError, msgpack.UnpackException):
         return None
+    return (token, life, *(told[name] for name in about)), told[says]

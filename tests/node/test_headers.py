@@ -200,7 +200,7 @@ def test_a_header_of_another_protocol_or_run_is_refused() -> None:
         (["Ready", *OF_READY, float("nan"), 1, [], 0.0, True, "", [], "", b""], ">= 0.0"),
         (["Ready", *OF_READY, float("inf"), 1, [], 0.0, True, "", [], "", b""], "<= 1"),
         (["Ready", *OF_READY, 1, 1, ["a" * 32], 0.0, True, "", [], "", b""], "matching regex"),
-        (["Ready", *OF_READY, 1, 1, [], 1, True, "", [], "", bytes(73)], "length <= 72"),
+        (["Ready", *OF_READY, 1, 1, [], 1, True, "", [], "", bytes(129)], "length <= 128"),
     ],
 )
 def test_a_field_that_is_not_valid_is_named(body: object, why: str) -> None:
