@@ -86,22 +86,12 @@ class Audits:
         self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
         # means that others call lies, and whose commits this peer never saw or has forgotten
         self._alleged: dict[OfMean, Case] = {}
-        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
+        self.verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
         # each accusation, and each peer that contradicts itself, with the peer that was told and its incarnation
         self._told = set[tuple[OfMean | str, str, int]]()
         self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()
         if self._rate:
             self._signatures.saw = self._saw
-
-    @property
-    def expelled(self) -> dict[str, str]:
-        """The peers that this peer has expelled, each with its lie."""
-        return self._verdicts.expelled
-
-    @property
-    def doubt(self) -> str:
-        """Why this peer considers its own machine faulty; empty if it doesn't."""
-        return self._verdicts.doubt
 
     # -- what the loop tells
 
@@ -127,7 +117,7 @@ class Audits:
             for m in effect.means
         ]
         for case in self._cases.applied(commit.fragment, commit.key, means, self._clock()):
-            if not self.doubt and self._lot.random() < chance:
+            if not self.verdicts.doubt and self._lot.random() < chance:
                 self._begin(case)
 
     def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
@@ -166,7 +156,7 @@ class Audits:
 
     def _case(self, mean: OfMean) -> Case | None:
         """What is known of a mean; None if nothing is."""
-        return self._alleged.get(mean) or self._verdicts.proof(mean) or self._cases.get(mean)
+        return self._alleged.get(mean) or self.verdicts.proof(mean) or self._cases.get(mean)
 
     def _is_old(self, case: Case) -> bool:
         return self._clock() - case.since > JOIN * self._wait_s
@@ -180,11 +170,6 @@ class Audits:
                 header = packed(Copy(case.mean, author, ready.seal), self._token)
                 body = memoryview("".join(ready.hashes).encode() + bytes(payload))
                 self._outbox.put(to, header, body)
-
-    def expects(self, copy: Copy) -> bool:
-        """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
-        case = self._case(copy.mean)
-        return case is not None and case.asked and any(peer == copy.author for peer, _ in case.counted)
 
     def nbytes(self, message: Audit | Copy | Accusation | Contradicts) -> int:
         """The length in bytes of a message's payload.
@@ -201,7 +186,8 @@ class Audits:
             raise Refusal(f"the run has no slice {mean.number} of fragment {mean.fragment}")
         match message:
             case Copy():
-                if not self.expects(message):
+                case = self._case(mean)  # another peer may have sent the copy already
+                if case is None or not case.asked or message.author not in dict(case.counted):
                     raise Refusal("this peer did not ask for this copy")
                 slices = fragments[mean.fragment]
                 return HASH_DIGITS * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
@@ -238,8 +224,8 @@ class Audits:
             Refusal: the accused owner didn't sign the mean, or the sender accuses too many, or has accused another
                 one wrongly before.
         """
-        verdicts, mean = self._verdicts, said.mean
-        if mean.owner in (self._me, sender) or mean.owner in self.expelled or not self._rate:
+        verdicts, mean = self.verdicts, said.mean
+        if mean.owner in (self._me, sender) or mean.owner in self.verdicts.expelled or not self._rate:
             return
         if sender in verdicts.mistaken:
             raise Refusal("an earlier accusation by the sender was refused, so no more are heard")
@@ -285,9 +271,9 @@ class Audits:
 
     def _proven(self, found: Contradiction) -> None:
         """Expel a peer that has contradicted itself, and tell all others, now and when they join."""
-        if found.signer in self.expelled:
+        if found.signer in self.verdicts.expelled:
             return
-        self.expelled[found.signer] = found.lie
+        self.verdicts.expelled[found.signer] = found.lie
         body = memoryview(pack(*found.first, *found.second))
         self._contradictions[found.signer] = Contradicts(found.signer, found.kind, body.nbytes, body)
         if len(self._contradictions) > PROOFS_MAX:
@@ -328,13 +314,13 @@ class Audits:
         they lie."""
         for peer in case.accusers:
             self._refusals.count(peer, f"its accusation of {case.owner} is refused: {why}")
-        self._verdicts.acquitted(case.accusers)
+        self.verdicts.acquitted(case.accusers)
         case.accusers.clear()
 
     def _tell(self) -> None:
         """Send this peer's accusations to each live peer that holds a state, each accusation once in a life of that
         peer."""
-        roster, to_tell = self._roster, self._verdicts.to_tell()
+        roster, to_tell = self._roster, self.verdicts.to_tell()
         lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.heads}
         told: set[tuple[OfMean | str, str, int]] = {(of, p, n) for of in self._contradictions for p, n in lives.items()}
         for liar, peer in sorted((of, p) for of, p, _ in told - self._told if isinstance(of, str)):
@@ -353,12 +339,12 @@ class Audits:
     def _settle(self) -> None:
         """Tell others which lies this peer found. Expel the owners whose lies another peer found too, or no other
         peer could find. If others could have confirmed a lie, and none has in time, doubt this peer's own machine."""
-        verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
+        verdicts, now, able = self.verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
         for case in verdicts.settle(lambda owner: others - {owner}):
             self._events.post(Expelled(case.owner, case.lie))
-        if (alone := verdicts.overdue(now)) and not self.doubt:
+        if (alone := verdicts.overdue(now)) and not self.verdicts.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
                 f"other peer confirms the lies that this peer found in means of {', '.join(alone)}"
@@ -384,7 +370,7 @@ class Audits:
             old = [mean for mean, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
             for mean in old:
                 del self._alleged[mean]
-            self._verdicts.forget(lambda peer: peer in self._roster.peers)
+            self.verdicts.forget(lambda peer: peer in self._roster.peers)
             self._settle()
 
     def _begin(self, case: Case) -> None:
@@ -401,7 +387,7 @@ class Audits:
             if case.taken:
                 continue
             case.taken = True
-            if not case.wanted and (self.doubt or not self._examiner.is_young(case)):
+            if not case.wanted and (self.verdicts.doubt or not self._examiner.is_young(case)):
                 case.over = True  # after a wait behind other audits, its contributions may be gone
                 continue
             lie = await self._examiner.lie(case)
@@ -409,12 +395,12 @@ class Audits:
             if not case.missing():
                 for asker in case.askers:
                     self._give(asker, case)
-            if self.doubt:
+            if self.verdicts.doubt:
                 continue
             if lie:
-                self._verdicts.finds(case, lie, self._clock())
+                self.verdicts.finds(case, lie, self._clock())
                 self._settle()
-                if self._alleged.get(case.mean) is case and not self._verdicts.finding(case):
+                if self._alleged.get(case.mean) is case and not self.verdicts.finding(case):
                     case.copies = {}  # one lie of each owner is enough to show
             elif self._alleged.get(case.mean) is case:
                 self._acquit(case, "the mean is right" if case.right else "the contributions were not shown")

@@ -275,8 +275,6 @@ def _tensors(to: str, message: Message) -> Hashable:
     match message:
         case Part(fragment, _, number):
             return to, fragment, number
-        case Slice(fragment, base, author, id, number):
-            return to, fragment, base, author, id, number
-        case Mean(fragment, base, key, number, hash):
-            return to, fragment, base, key, number, hash
+        case Slice() | Mean():
+            return to, message
     return None

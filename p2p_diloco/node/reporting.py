@@ -88,7 +88,7 @@ class Reporter:
             data=tuple(_progress(table) for table in replica.tables),
             addresses=tuple(common.transport.addresses())[: s.ADDRESSES_MAX],
             refused=tuple(self._refused()),
-            doubt=common.event_log.named(self._audits.doubt)[: s.WAITS_LETTERS_MAX],
+            doubt=common.event_log.named(self._audits.verdicts.doubt)[: s.WAITS_LETTERS_MAX],
             newest_deaths=tuple(common.deaths.newest),
             deaths=common.deaths.total,
             events=tuple(

@@ -100,7 +100,7 @@ class RunInbox(Handler):
         return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 
     def check_sender(self, sender: str) -> None:
-        if (lie := self._audits.expelled.get(sender)) is not None:
+        if (lie := self._audits.verdicts.expelled.get(sender)) is not None:
             raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
@@ -128,7 +128,7 @@ class RunInbox(Handler):
             case wire.Describe():
                 description = self._common.described.packed
                 header = packed(wire.Description(description.nbytes), self._run.token)
-                self._common.outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
+                self._common.outbox.put(sender, header, description)
             case wire.Nudge(goal):
                 self._check_nudge(sender, goal)
                 self._trainer.nudged(goal)

@@ -160,7 +160,6 @@ class TrainerSide:
             "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.chain] for v in replica.versions],
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
-            "aggregates": list(replica.aggregates()),
             "shared": replica.roster.shared(),
             "me": replica.me,
             "life": life_of(replica.own.incarnation),
@@ -291,7 +290,7 @@ class TrainerSide:
             stands_long = self._shared.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
             if self.ready_at is None or stands_long:
                 text = self._event_log.named(self._held_for or self._replica.waiting())
-                self._channel.send("waiting", text=text)
+                self._channel.progress(text)
 
     def _publish(self) -> None:
         replica = self._replica
