@@ -51,6 +51,8 @@ from p2p_diloco.node.swarm import Swarm, entered, until_one_ends
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import met_through, remember
 
+TELL_S = 5.0
+"""Deadline for publishing a known end of the run, before other peers see this peer."""
 LEAVE_S = 1.0
 """Deadline for the last messages."""
 TURN_S = 0.05
@@ -133,8 +135,9 @@ class Participation:
         self._common, self._run, self._replica, self._events = common, common.run, common.replica, common.events
         self._transport, self._outbox, self._channel = common.transport, common.outbox, channel
         self._beginning = Beginning(common, saved)
-        self._ending = Ending(common, self._beginning.last_group)
-        self._saving, self._trainer, self._audits = Saving(common), TrainerSide(common, channel), Audits(common)
+        self._ending = Ending(common, self._beginning.last_group, b"" if saved is None else saved.end)
+        self._saving = Saving(common, self._ending.record)
+        self._trainer, self._audits = TrainerSide(common, channel), Audits(common)
         self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
         self._twin_at = math.inf
@@ -143,6 +146,7 @@ class Participation:
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
         self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
+        await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint's manifest tells of the run. `founded`: by whom, and when. `fragments`: the replicated state of
-    each, as `headers` writes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty."""
+    each, as `fields` encodes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty.
+    `end`: the record of the run's end, if this is its last state."""
 
     run_id: str
     generation: int
@@ -60,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
     digests: list[str]
     founded: tuple[str, float] | None = None
     card: bytes = b""
+    end: bytes = b""
 
 
 class Saving:
@@ -70,10 +72,11 @@ class Saving:
     epoch is adopted, they are counted from the highest multiple of `save_every` that is not above the present epoch.
     """
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, end: Callable[[], bytes] = bytes) -> None:
+        """`end`: returns the record of the run's end, empty until this peer has reached it."""
         local, founding = common.local, common.founding
         self._run, self._replica, self._work, self._events = common.run, common.replica, common.work, common.events
-        self._common, self._founded = common, (founding.founder, founding.time)
+        self._common, self._founded, self._end = common, (founding.founder, founding.time), end
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """The epoch of the newest checkpoint that is written or begun; 0: none."""
@@ -141,7 +144,8 @@ class Saving:
         theta = torch.cat([one.theta for one in held])
         outer = [{name: values.clone() for name, values in one.state.items()} for one in held]
         known = [self._work.known_digests(state.fragment) for state in states]
-        return Snapshot(self._run, theta, outer, states, known, self._founded, self._common.described.card)
+        card, end = self._common.described.card, self._end()
+        return Snapshot(self._run, theta, outer, states, known, self._founded, card, end)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ class Snapshot:
     known: Sequence[Sequence[str]]
     founded: tuple[str, float]
     card: bytes
+    end: bytes
 
     @cached_property
     def digests(self) -> list[str]:
@@ -193,6 +198,7 @@ class Snapshot:
             digests=self.digests,
             founded=self.founded,
             card=self.card,
+            end=self.end,
         )
         content: dict[str, object] = msgspec.to_builtins(made)  # bytes are in base64
         return content
@@ -282,7 +288,8 @@ class Checkpoint:
         try:
             told = msgspec.convert(content, Manifest)
             self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
-            self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
+            self.founded, self.card, self.end = told.founded, told.card, told.end
+            self.layout = Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
             self.theta = torch.cat([tensors["theta"][spec.name].reshape(-1) for spec, _ in self.layout.places])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.slices]

@@ -150,6 +150,18 @@ async def test_an_ended_run_is_left_in_the_dht_and_not_founded_anew(tmp_path: Pa
 # -- who starts afterwards
 
 
+@awaited
+async def test_a_checkpoint_tells_the_end_as_a_peer_of_the_last_round_has_signed_it(tmp_path: Path) -> None:
+    """After all have left, one comes back under another identity, tells the record, and leaves. So a peer with an older
+    checkpoint does not take it for a rumour."""
+    await to_the_end(tmp_path)
+    step_back(tmp_path, "a")
+    network = MemoryNetwork()
+    await its_end(MemoryPeer(network, "b-again", **disk(tmp_path, "b", restart_wait=0.1)))
+    a = MemoryPeer(network, "a-again", **disk(tmp_path, "a", wait_timeout=1.0, restart_wait=0.1))
+    assert "signed by b), this peer's state is of epoch 2" in await gives_up(a)
+
+
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
 @awaited
 async def test_a_newcomer_founds_no_run_whose_end_it_just_missed(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
