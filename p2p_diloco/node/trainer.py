@@ -155,9 +155,10 @@ class TrainerSide:
         await self._events.feed(made)
 
     def _told(self) -> dict[str, Any]:
-        replica = self._replica
+        replica, model = self._replica, self._replica.roster.mine.model
         return {
-            "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.chain] for v in replica.versions],
+            "generation": model.generation,
+            "samples": model.samples,
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
             "shared": replica.roster.shared(),
