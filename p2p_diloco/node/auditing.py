@@ -26,14 +26,14 @@ from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.shares import Budget
-from p2p_diloco.net.signing import octets, pack, unpack
+from p2p_diloco.net.signing import octets, unpack
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
 from p2p_diloco.node.fields import HASH_DIGITS, decoded, encoded
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of
 from p2p_diloco.node.signatures import Statement, hash_of
-from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
+from p2p_diloco.node.verdicts import PROOFS_MAX, Remembered, Verdicts, contradict, lie_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
@@ -259,26 +259,26 @@ class Audits:
         """
         try:
             first, seal, second, other = map(octets, unpack(message.payload, 4))
-            found = Contradiction(message.peer, message.kind, (first, seal), (second, other))
-            signed = [self._signatures.holds((found.signer, found.kind, *said)) for said in (found.first, found.second)]
-            proves = all(signed) and contradict(found.kind, first, second, self._token)
+            signed = [
+                self._signatures.holds((message.peer, message.kind, *said)) for said in ((first, seal), (second, other))
+            ]
+            proves = all(signed) and contradict(message.kind, first, second, self._token)
         except ValueError:
             proves = False
         if not proves:
             raise Refusal("these statements prove no lie")
         if self._rate and message.peer != self._me:
-            self._proven(found)
+            self._proven(message)
 
-    def _proven(self, found: Contradiction) -> None:
+    def _proven(self, found: Contradicts) -> None:
         """Expel a peer that has contradicted itself, and tell all others, now and when they join."""
-        if found.signer in self.verdicts.expelled:
+        if found.peer in self.verdicts.expelled:
             return
-        self.verdicts.expelled[found.signer] = found.lie
-        body = memoryview(pack(*found.first, *found.second))
-        self._contradictions[found.signer] = Contradicts(found.signer, found.kind, body.nbytes, body)
+        self.verdicts.expelled[found.peer] = lie_of(found)
+        self._contradictions[found.peer] = found
         if len(self._contradictions) > PROOFS_MAX:
             del self._contradictions[next(iter(self._contradictions))]
-        self._events.post(Expelled(found.signer, found.lie))
+        self._events.post(Expelled(found.peer, lie_of(found)))
         self._tell()
 
     def _concerns(self, said: Accusation) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import msgpack
 
+from p2p_diloco.net.signing import pack
 from p2p_diloco.node.examining import Case
 from p2p_diloco.node.signatures import CLOSE, COMMIT, READY, SIGNED, Statement
-from p2p_diloco.node.wire import OfMean
+from p2p_diloco.node.wire import Contradicts, OfMean
 
 PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
 """The most lies whose proofs are kept for newcomers, and the most bytes of their contributions; the newest proof is
@@ -126,19 +126,9 @@ ABOUT = {
 equal then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Two statements of `signer`, each with its signature."""
-
-    signer: str
-    kind: bytes
-    first: tuple[bytes, bytes]
-    second: tuple[bytes, bytes]
-
-    @property
-    def lie(self) -> str:
-        """The lie, as text."""
-        return f"it signed {ABOUT[self.kind][0]} that contradict each other"
+def lie_of(found: Contradicts) -> str:
+    """The lie of a peer that contradicts itself, as text."""
+    return f"it signed {ABOUT[found.kind][0]} that contradict each other"
 
 
 def contradict(kind: bytes, first: bytes, second: bytes, token: bytes) -> bool:
@@ -158,7 +148,7 @@ class Remembered:
         self._seen: OrderedDict[object, tuple[bytes, bytes]] = OrderedDict()
         self._nbytes = 0
 
-    def saw(self, said: Statement) -> Contradiction | None:
+    def saw(self, said: Statement) -> Contradicts | None:
         """Remember a statement. Returns how it contradicts an earlier one; None if it doesn't."""
         signer, kind, statement, seal = said
         told = _read(kind, statement)
@@ -166,8 +156,9 @@ class Remembered:
             return None
         key = signer, kind, told[0]
         if (known := self._seen.get(key)) is not None:
+            proof = memoryview(pack(*known, statement, seal))
             differs = contradict(kind, known[0], statement, self._token)
-            return Contradiction(signer, kind, known, (statement, seal)) if differs else None
+            return Contradicts(signer, kind, proof.nbytes, proof) if differs else None
         self._seen[key] = statement, seal
         self._nbytes += len(statement)
         while self._nbytes > REMEMBERED_BYTES:
