@@ -155,12 +155,12 @@ class TrainerSide:
         await self._events.feed(made)
 
     def _told(self) -> dict[str, Any]:
-        replica, model = self._replica, self._replica.roster.mine.model
+        replica = self._replica
         return {
-            "generation": model.generation,
-            "samples": model.samples,
+            "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.chain] for v in replica.versions],
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
+            "aggregates": list(replica.aggregates()),
             "shared": replica.roster.shared(),
             "me": replica.me,
             "life": life_of(replica.own.incarnation),

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 
 from p2p_diloco import errors
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.shared import SAVE_S_MAX, Setup, SharedMemory
@@ -278,12 +280,14 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         if not inner.is_due(epoch):
             return
         with hook.beside():
-            told, counters = client.ask("ask", "told"), hook.standing.metrics.totals()
-            age = {"generation": told["generation"], "samples": told["samples"], "counters": counters}
+            versions = client.ask("ask", "told")["versions"]
+            version = model_version([Version(*version) for version in versions])
+            age: dict[str, Any] = {"epoch": epoch, "generation": version.generation, "samples": version.samples}
+            age["counters"] = hook.standing.metrics.totals()
             if ranks is None:
-                inner.save(epoch, **age)
+                inner.save(**age)
             else:
-                ranks.together("save", lambda: inner.save(epoch, **age), epoch=epoch, **age)
+                ranks.together("save", lambda: inner.save(**age), **age)
 
     tell_card = _cards(trainee.model, layout, client)
 

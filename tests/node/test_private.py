@@ -60,7 +60,7 @@ async def test_members_train_together_and_the_dht_shows_nothing() -> None:
     assert b.memory.theta.tolist() == a.memory.theta.tolist()
     for _ in range(2):
         await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
-    digests = [(await peer.ask("ask", "told"))["digest"] for peer in (a, b)]
+    digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
     assert digests[0] == digests[1]
     assert len(network.records) >= 2
     for key, stored in network.records.items():
