@@ -214,7 +214,7 @@ class Swarm:
             if len(self._lengths) > REMEMBERED:
                 self._lengths.clear()
             whole = replace(message, seal=SEAL) if isinstance(message, SEALED) and not message.seal else message
-            header, body = headers.pack(whole, self.rules, bytes(TOKEN_BYTES))
+            header, body = headers.pack(whole, bytes(TOKEN_BYTES))
             known = self._lengths[id(message)] = message, whole, len(header) + len(body or b"")
         return known[1:]
 

@@ -20,23 +20,20 @@ import logging
 from dataclasses import replace
 from random import SystemRandom
 
-import msgspec
-
 from p2p_diloco.core.events import Apply, Average, Averaged, Expelled
 from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.shares import Budget
-from p2p_diloco.net.signing import octets, pack, unpack
+from p2p_diloco.net.signing import octets, unpack
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Case, Cases, Examiner
-from p2p_diloco.node.fields import CHOICE, HASH_BYTES
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.fields import HASH_DIGITS, decoded, encoded
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of
 from p2p_diloco.node.signatures import Statement, hash_of
-from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
+from p2p_diloco.node.verdicts import PROOFS_MAX, Remembered, Verdicts, contradict, lie_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
@@ -89,22 +86,12 @@ class Audits:
         self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
         # means that others call lies, and whose commits this peer never saw or has forgotten
         self._alleged: dict[OfMean, Case] = {}
-        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
+        self.verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, 1 / FAVOUR_EVERY_S)
         # each accusation, and each peer that contradicts itself, with the peer that was told and its incarnation
         self._told = set[tuple[OfMean | str, str, int]]()
         self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()
         if self._rate:
             self._signatures.saw = self._saw
-
-    @property
-    def expelled(self) -> dict[str, str]:
-        """The peers that this peer has expelled, each with its lie."""
-        return self._verdicts.expelled
-
-    @property
-    def doubt(self) -> str:
-        """Why this peer considers its own machine faulty; empty if it doesn't."""
-        return self._verdicts.doubt
 
     # -- what the loop tells
 
@@ -130,7 +117,7 @@ class Audits:
             for m in effect.means
         ]
         for case in self._cases.applied(commit.fragment, commit.key, means, self._clock()):
-            if not self.doubt and self._lot.random() < chance:
+            if not self.verdicts.doubt and self._lot.random() < chance:
                 self._begin(case)
 
     def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
@@ -169,7 +156,7 @@ class Audits:
 
     def _case(self, mean: OfMean) -> Case | None:
         """What is known of a mean; None if nothing is."""
-        return self._alleged.get(mean) or self._verdicts.proof(mean) or self._cases.get(mean)
+        return self._alleged.get(mean) or self.verdicts.proof(mean) or self._cases.get(mean)
 
     def _is_old(self, case: Case) -> bool:
         return self._clock() - case.since > JOIN * self._wait_s
@@ -181,13 +168,8 @@ class Audits:
             for author, payload in case.copies.items():
                 ready = case.readys[author]
                 header = packed(Copy(case.mean, author, ready.seal), self._token)
-                body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
+                body = memoryview("".join(ready.hashes).encode() + bytes(payload))
                 self._outbox.put(to, header, body)
-
-    def expects(self, copy: Copy) -> bool:
-        """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
-        case = self._case(copy.mean)
-        return case is not None and case.asked and any(peer == copy.author for peer, _ in case.counted)
 
     def nbytes(self, message: Audit | Copy | Accusation | Contradicts) -> int:
         """The length in bytes of a message's payload.
@@ -204,10 +186,11 @@ class Audits:
             raise Refusal(f"the run has no slice {mean.number} of fragment {mean.fragment}")
         match message:
             case Copy():
-                if not self.expects(message):
+                case = self._case(mean)  # another peer may have sent the copy already
+                if case is None or not case.asked or message.author not in dict(case.counted):
                     raise Refusal("this peer did not ask for this copy")
                 slices = fragments[mean.fragment]
-                return HASH_BYTES * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
+                return HASH_DIGITS * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
             case Accusation(nbytes=nbytes):
                 return nbytes
         return 0
@@ -221,10 +204,9 @@ class Audits:
         case = self._case(copy.mean)
         if case is None or case.over or copy.author not in case.missing():
             return
-        length = HASH_BYTES * len(self._rules.fragments[copy.mean.fragment])
-        hashes, payload = bytes(copy.payload[:length]).hex(), copy.payload[length:]
-        size = 2 * HASH_BYTES
-        told = tuple(hashes[at : at + size] for at in range(0, len(hashes), size))
+        length = HASH_DIGITS * len(self._rules.fragments[copy.mean.fragment])
+        hashes, payload = bytes(copy.payload[:length]).decode("ascii", "replace"), copy.payload[length:]
+        told = tuple(hashes[at : at + HASH_DIGITS] for at in range(0, length, HASH_DIGITS))
         entry = dict(case.counted)[copy.author]
         ready = rooted(replace(entry, hashes=told, seal=copy.seal))
         if ready.root != entry.root or hash_of(payload) != told[copy.mean.number]:
@@ -242,8 +224,8 @@ class Audits:
             Refusal: the accused owner didn't sign the mean, or the sender accuses too many, or has accused another
                 one wrongly before.
         """
-        verdicts, mean = self._verdicts, said.mean
-        if mean.owner in (self._me, sender) or mean.owner in self.expelled or not self._rate:
+        verdicts, mean = self.verdicts, said.mean
+        if mean.owner in (self._me, sender) or mean.owner in self.verdicts.expelled or not self._rate:
             return
         if sender in verdicts.mistaken:
             raise Refusal("an earlier accusation by the sender was refused, so no more are heard")
@@ -277,26 +259,26 @@ class Audits:
         """
         try:
             first, seal, second, other = map(octets, unpack(message.payload, 4))
-            found = Contradiction(message.peer, message.kind, (first, seal), (second, other))
-            signed = [self._signatures.holds((found.signer, found.kind, *said)) for said in (found.first, found.second)]
-            proves = all(signed) and contradict(found.kind, first, second, self._token)
+            signed = [
+                self._signatures.holds((message.peer, message.kind, *said)) for said in ((first, seal), (second, other))
+            ]
+            proves = all(signed) and contradict(message.kind, first, second, self._token)
         except ValueError:
             proves = False
         if not proves:
             raise Refusal("these statements prove no lie")
         if self._rate and message.peer != self._me:
-            self._proven(found)
+            self._proven(message)
 
-    def _proven(self, found: Contradiction) -> None:
+    def _proven(self, found: Contradicts) -> None:
         """Expel a peer that has contradicted itself, and tell all others, now and when they join."""
-        if found.signer in self.expelled:
+        if found.peer in self.verdicts.expelled:
             return
-        self.expelled[found.signer] = found.lie
-        body = memoryview(pack(*found.first, *found.second))
-        self._contradictions[found.signer] = Contradicts(found.signer, found.kind, body.nbytes, body)
+        self.verdicts.expelled[found.peer] = lie_of(found)
+        self._contradictions[found.peer] = found
         if len(self._contradictions) > PROOFS_MAX:
             del self._contradictions[next(iter(self._contradictions))]
-        self._events.post(Expelled(found.signer, found.lie))
+        self._events.post(Expelled(found.peer, lie_of(found)))
         self._tell()
 
     def _concerns(self, said: Accusation) -> bool:
@@ -310,10 +292,8 @@ class Audits:
         """Make an accused mean's case. Raises Refusal if the accused owner can't have made this mean."""
         mean, of = said.mean, Refusal("this is no mean that the accused owner made")
         try:
-            told = msgspec.msgpack.decode(said.payload, type=CHOICE.type)
-            about = About(self._rules, mean.fragment, said.base)
-            choice: Choice = CHOICE.read(told, about)
-        except (msgspec.MsgspecError, ValueError, RecursionError, Refusal):
+            choice = decoded(said.payload, Choice)
+        except Refusal:
             raise of from None
         if key_of(mean.fragment, said.base, choice) != mean.key:
             raise of
@@ -334,13 +314,13 @@ class Audits:
         they lie."""
         for peer in case.accusers:
             self._refusals.count(peer, f"its accusation of {case.owner} is refused: {why}")
-        self._verdicts.acquitted(case.accusers)
+        self.verdicts.acquitted(case.accusers)
         case.accusers.clear()
 
     def _tell(self) -> None:
         """Send this peer's accusations to each live peer that holds a state, each accusation once in a life of that
         peer."""
-        roster, to_tell = self._roster, self._verdicts.to_tell()
+        roster, to_tell = self._roster, self.verdicts.to_tell()
         lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.heads}
         told: set[tuple[OfMean | str, str, int]] = {(of, p, n) for of in self._contradictions for p, n in lives.items()}
         for liar, peer in sorted((of, p) for of, p, _ in told - self._told if isinstance(of, str)):
@@ -348,7 +328,7 @@ class Audits:
             self._outbox.put(peer, packed(shown, self._token), shown.payload)
         told |= {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
         for case in to_tell:
-            proof = self._packed(case) if case.proves else None
+            proof = memoryview(encoded(case.choice)) if case.proves else None
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
             header = packed(said, self._token)
             for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
@@ -356,20 +336,15 @@ class Audits:
                 self._outbox.put(peer, header, proof)
         self._told = told
 
-    def _packed(self, case: Case) -> memoryview:
-        """A mean's choice, for an accusation."""
-        about = About(self._rules, case.mean.fragment, case.base)
-        return memoryview(msgspec.msgpack.encode(CHOICE.write(case.choice, about)))
-
     def _settle(self) -> None:
         """Tell others which lies this peer found. Expel the owners whose lies another peer found too, or no other
         peer could find. If others could have confirmed a lie, and none has in time, doubt this peer's own machine."""
-        verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
+        verdicts, now, able = self.verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
         for case in verdicts.settle(lambda owner: others - {owner}):
             self._events.post(Expelled(case.owner, case.lie))
-        if (alone := verdicts.overdue(now)) and not self.doubt:
+        if (alone := verdicts.overdue(now)) and not self.verdicts.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
                 f"other peer confirms the lies that this peer found in means of {', '.join(alone)}"
@@ -395,7 +370,7 @@ class Audits:
             old = [mean for mean, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
             for mean in old:
                 del self._alleged[mean]
-            self._verdicts.forget(lambda peer: peer in self._roster.peers)
+            self.verdicts.forget(lambda peer: peer in self._roster.peers)
             self._settle()
 
     def _begin(self, case: Case) -> None:
@@ -412,7 +387,7 @@ class Audits:
             if case.taken:
                 continue
             case.taken = True
-            if not case.wanted and (self.doubt or not self._examiner.is_young(case)):
+            if not case.wanted and (self.verdicts.doubt or not self._examiner.is_young(case)):
                 case.over = True  # after a wait behind other audits, its contributions may be gone
                 continue
             lie = await self._examiner.lie(case)
@@ -420,12 +395,12 @@ class Audits:
             if not case.missing():
                 for asker in case.askers:
                     self._give(asker, case)
-            if self.doubt:
+            if self.verdicts.doubt:
                 continue
             if lie:
-                self._verdicts.finds(case, lie, self._clock())
+                self.verdicts.finds(case, lie, self._clock())
                 self._settle()
-                if self._alleged.get(case.mean) is case and not self._verdicts.finding(case):
+                if self._alleged.get(case.mean) is case and not self.verdicts.finding(case):
                     case.copies = {}  # one lie of each owner is enough to show
             elif self._alleged.get(case.mean) is case:
                 self._acquit(case, "the mean is right" if case.right else "the contributions were not shown")

@@ -25,7 +25,7 @@ from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.node.wire import PROTOCOL
 
 if TYPE_CHECKING:
-    from p2p_diloco.node.forms import Form, Forms
+    from p2p_diloco.node.forms import Forms
 
 LOOK_EVERY_S, KEEP_EVERY_S = 3.0, 60.0
 """How often a peer looks for newer records, and renews the newest one."""
@@ -177,10 +177,9 @@ def clean(text: str) -> str:
 
 @cache
 def _forms() -> Forms:
-    from p2p_diloco.node.forms import Form, Forms  # here, because a trainer uses `status`, and no record
+    from p2p_diloco.node.forms import Forms  # here, because a trainer uses `status`, and no record
 
-    text = Form(str, read=lambda text, _: clean(text))
-    return Forms(lambda hint, name: text if hint is str else Form(hint), {}, left_out=())
+    return Forms(lambda hint, field: hint)
 
 
 def read(kind: type[T], value: bytes) -> T:
@@ -194,28 +193,25 @@ def read(kind: type[T], value: bytes) -> T:
 def pack(said: object) -> bytes:
     """Encode a dataclass as a record: the protocol, and the list of its fields, because a record has no room for their
     names."""
-    from p2p_diloco.node.forms import NO_RUN
-
-    return packed([PROTOCOL, _forms().of(type(said)).write(said, NO_RUN)])
+    _forms().of(type(said))
+    return packed([PROTOCOL, _forms().write(said)])
 
 
 @cache
-def _fields_of(kind: type[Any]) -> dict[str, Form]:
+def _fields_of(kind: type[Any]) -> dict[str, Any]:
     return {name: _forms().of(hint, name) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
 def unpack(kind: type[T], value: bytes) -> T:
     """Decode a record that `pack` made of a dataclass of this type. A field that is missing or has another type gets
     its default. Raises ValueError if it has none, and for anything else."""
-    from p2p_diloco.node.forms import NO_RUN
-
     protocol, content = read(tuple[int, list[Any]], value)
     if protocol != PROTOCOL:
         raise ValueError(f"it is of protocol {protocol}, but this peer uses protocol {PROTOCOL}")
-    found, forms = {}, _fields_of(kind)  # type: ignore[arg-type]
-    for (name, form), one in zip(forms.items(), content, strict=False):
+    found = {}
+    for (name, type_of), one in zip(_fields_of(kind).items(), content, strict=False):  # type: ignore[arg-type]
         with contextlib.suppress(msgspec.ValidationError):
-            found[name] = form.read(msgspec.convert(one, form.type), NO_RUN)
+            found[name] = _forms().read(msgspec.convert(one, type_of), clean)
     try:
         return kind(**found)
     except TypeError as error:  # a field without a default

@@ -114,8 +114,8 @@ class NodeEnd:
             self._writer.write(msgspec.msgpack.encode({"kind": kind, **values}))
 
     def progress(self, text: str) -> None:
-        """Tell the trainer which step of its start this node has reached."""
-        self.send("progress", text=text)
+        """Tell the trainer which step of its start this node has reached, or what it waits for."""
+        self.send("waiting", text=text)
 
     async def receive(self) -> Message:
         """Wait for the trainer's next message.
@@ -196,7 +196,7 @@ class Door:
             while True:
                 message = await end.receive()
                 try:
-                    await self._answer(end, message, lambda text: end.send("waiting", text=text))
+                    await self._answer(end, message, end.progress)
                 except P2PDilocoError as error:
                     end.send("error", error=error.to_wire())
         except ChannelClosed:

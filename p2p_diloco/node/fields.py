@@ -1,134 +1,156 @@
-"""The fields of messages in headers: which of them name peers and hashes, how great and how long they may be, and the
-short forms of choices and states; and which messages can't belong to the run.
+"""What may be in the fields of messages: how great numbers may be, how long texts and lists; what a receiver works out
+by itself; and which messages can't belong to the run.
 
-Law: a field of one name and type is the same everywhere, unless `headers` says so. Payloads and their hashes, and
-roots, are not written: who receives the payload computes them. The most that a donor can lie about a plan is which
-members are candidates that missed many commits.
+Law: pure. A payload and its hash are not written: who receives the payload computes the hash. A state's plan is not
+believed, but computed from its roll. The most that a donor can lie about a plan is which members are candidates that
+missed many commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, TypeVar, Union, get_args
 
+import msgspec
 from msgspec import Meta
 
 from p2p_diloco.core import leases
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.leases import WEIGHT_MIN, fault
-from p2p_diloco.core.messages import Choice, Ready
-from p2p_diloco.core.plan import SPARE_EPOCHS, Plan, plan_after
+from p2p_diloco.core.plan import SPARE_EPOCHS, plan_after
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, founding, key_of, rooted
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.signing import SIGNATURE_BYTES
-from p2p_diloco.node import forms as f
-from p2p_diloco.node.forms import About, Form
+from p2p_diloco.node.forms import Forms
+from p2p_diloco.node.wire import NodeMessage
 
-CHAIN_BYTES, HASH_BYTES = 16, 32
-"""Lengths of the hashes of versions, choices and tensors; and of payloads."""
-PEERS = {
-    "leader", "author", "owner", "by", "peer", "gone", "late", "successors", "owners", "missing", "awaits",
-    "demoted",
+CHAIN_DIGITS, HASH_DIGITS = 32, 64
+"""The hexadecimal digits of the hashes of versions, choices and tensors; and of payloads."""
+HEXADECIMAL = {
+    "key": CHAIN_DIGITS, "chain": CHAIN_DIGITS, "digest": CHAIN_DIGITS, "links": CHAIN_DIGITS, "heads": CHAIN_DIGITS,
+    "digests": CHAIN_DIGITS, "root": CHAIN_DIGITS, "hashes": HASH_DIGITS, "hash": HASH_DIGITS,
 }  # fmt: skip
-"""The fields whose text names peers."""
-CHAINS = {"key", "chain", "digest", "links", "heads", "digests"}
-"""The fields whose text is a hash of a version, a choice or tensors."""
+"""The fields whose text is a hash, or empty."""
 MOST: dict[str, float] = {
     "incarnation": 2**62, "life": 2**62, "samples": 2**48, "start": leases.POSITION_MAX, "stop": leases.POSITION_MAX,
     "next": leases.POSITION_MAX, "used": leases.POSITION_MAX, "epochs": leases.EPOCHS_MAX, "wants": leases.WANTS_MAX,
     "length": leases.LENGTH_MAX, "weight": 2.0**40, "speed": 2.0**40, "outer_lr": 1e9, "outer_momentum": 1e9,
+    "ModelVersion.samples": 2**62, "ModelVersion.epochs": 2**62,
 }  # fmt: skip
 """The greatest numbers: by field, else 2**40 and, with a fraction, 2**50."""
+LEAST = {"ModelVersion.generation": -1, "Summary.sent": -1}
+"""The least whole numbers, else 0."""
 LONGEST = {
     "owners": 4096, "numbers": 4096, "missing": 4096, "awaits": 4096, "sent": 4096, "heads": 4096, "links": 4096,
     "used": leases.SPANS_MAX, "uses": leases.TABLES_MAX, "tables": leases.TABLES_MAX, "leases": 2 * leases.ENTRIES_MAX,
     "freed": 2 * leases.ENTRIES_MAX,
 }  # fmt: skip
 """The longest lists, by field."""
+ITEMS_MAX = 12_000
+"""The longest list of another field: a roll has at most so many members."""
+TEXT_MAX, SEAL_MAX = 1024, 128
+
+T = TypeVar("T")
 
 
-def _scalar(hint: Any, name: str) -> Form:
+def _scalar(hint: Any, field: str) -> Any:
+    name = field.partition(".")[2]
     if hint is int:
-        return f.whole(int(MOST.get(name, 2**40)))
+        return Annotated[int, Meta(ge=LEAST.get(field, 0), le=int(MOST.get(field, MOST.get(name, 2**40))))]
     if hint is float:
-        return f.number(MOST.get(name, 2.0**50))
-    if hint is str and name in PEERS:
-        return f.PEER
-    if hint is str and name in CHAINS:
-        return f.digest(CHAIN_BYTES)
-    return Form(Annotated[str, Meta(max_length=f.TEXT_MAX)] if hint is str else hint)
+        return Annotated[float, Meta(ge=0.0, le=MOST.get(name, 2.0**50))]
+    if hint is str and name in HEXADECIMAL:
+        return Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{HEXADECIMAL[name]}}})?\Z")]
+    if hint is bytes:
+        return Annotated[bytes, Meta(max_length=SEAL_MAX)]
+    return Annotated[str, Meta(max_length=TEXT_MAX)] if hint is str else hint
 
 
-SEAL, HASHES, DIGESTS = f.octets(0, SIGNATURE_BYTES), f.digests(HASH_BYTES), f.digests(CHAIN_BYTES)
-OWN: dict[Any, Form] = {
-    "grant": f.PEER, "demoted": f.pair(f.PEER, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
-    "sent": f.several(f.whole(2**40, least=-1)),
-}  # fmt: skip
-"""The forms of certain types, and of fields by name."""
-FORMS = f.Forms(_scalar, OWN, left_out=("payload", "hash", "root"), most=LONGEST)
-VERSION = FORMS.of(Version)
-OWN[ModelVersion] = FORMS.row(
-    ModelVersion, generation=f.whole(2**40, least=-1), samples=f.whole(2**62), epochs=f.whole(2**62)
-)
+def _listed(item: Any, field: str) -> Any:
+    return Annotated[tuple[item, ...], Meta(max_length=LONGEST.get(field.partition(".")[2], ITEMS_MAX))]
 
 
-# -- choices: fragment and base of their contributions are the message's, unless said
-
-FRAGMENT = Form(None, lambda fragment, about: None, lambda value, about: about.fragment)
-BASE = Form(
-    VERSION.type | None,
-    lambda base, about: None if base == about.base else VERSION.write(base, about),
-    lambda value, about: about.base if value is None else VERSION.read(value, about),
-)
-ENTRY = f.pair(f.PEER, FORMS.row(Ready, fragment=FRAGMENT, base=BASE, root=f.digest(CHAIN_BYTES)))
+KINDS = (*get_args(m.Message), *get_args(NodeMessage))
+"""All messages."""
+MESSAGE: Any = Union[KINDS]  # noqa: UP007
+FORMS = Forms(_scalar, {"payload", "Slice.hash", "Mean.hash"}, KINDS, _listed)
+FORMS.of(MESSAGE)
 
 
-def _read_entry(value: Any, about: About) -> tuple[str, Ready]:
-    peer, ready = ENTRY.read(value, about)
-    return peer, rooted(ready) if ready.hashes else ready
+_encoder = msgspec.msgpack.Encoder()
 
 
-CHOICE = OWN[Choice] = FORMS.row(Choice, entries=f.several(replace(ENTRY, read=_read_entry)))
+@cache
+def _decoder(kind: Hashable) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(FORMS.of(kind))
 
 
-# -- states: no plan, because that follows from the roll and from two values more: the least number of candidates before
-# that gives this plan, and the successors that an asynchronous leader chose
-
-BARE = FORMS.row(
-    State,
-    fragment=FRAGMENT,
-    plan=Form(None, lambda plan, about: None, lambda value, about: Plan((), ())),
-)
-PEERS_OF = f.several(f.PEER)
+def encoded(value: object) -> bytes:
+    """Encode a message, or what is in one."""
+    return _encoder.encode(FORMS.write(value))
 
 
-def _write_state(state: State, about: About) -> Any:
-    line = state.plan.succession
-    missed = max((state.version.epoch - state.roll[peer].epoch for peer in line if peer in state.roll), default=0)
-    successors = line[: state.plan.named] if about.rules.asynchronous else ()
-    return [BARE.write(state, about), max(0, missed - SPARE_EPOCHS), PEERS_OF.write(successors, about)]
+def decoded(content: bytes | bytearray | memoryview, kind: type[T]) -> T:
+    """Decode a value of this kind; of messages, `kind` is a union. Raises Refusal for anything else."""
+    try:
+        found: T = FORMS.read(_decoder(kind).decode(content))  # type: ignore[arg-type]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Refusal(f"it can't be read: {error}") from None
+    return found
 
 
-def _read_state(value: Any, about: About) -> State:
-    bare, candidates, successors = value
-    state: State = BARE.read(bare, about)
-    rules, epoch, fragment, roll = about.rules, state.version.epoch, about.fragment, dict(sorted(state.roll.items()))
+# -- what a receiver works out by itself
+
+
+def completed(message: Any, rules: Rules) -> Any:
+    """A message of the run that was decoded, with the roots of its contributions and the plan of its state.
+
+    Raises:
+        Refusal: its fragment can't be of the run, or its state of the fragment.
+    """
+    fragment = getattr(message, "fragment", None)
+    if fragment is not None and fragment >= len(rules.fragments):
+        raise Refusal(f"the run has no fragment {fragment}")
+    match message:
+        case m.Ready(hashes=hashes) if hashes:
+            return rooted(message)
+        case m.Close(choice=m.Choice() as choice) | m.Commit(choice=m.Choice() as choice):
+            if any(ready.fragment != fragment for _, ready in choice.entries):
+                raise Refusal("it lists contributions to another fragment")
+            entries = tuple((peer, completed(ready, rules)) for peer, ready in choice.entries)
+            return replace(message, choice=replace(choice, entries=entries))
+        case m.Vote(served=served, commit=commit):
+            return replace(message, served=completed(served, rules), commit=completed(commit, rules))
+        case m.Head(state=state):
+            return replace(message, state=planned(state, message.fragment, rules))
+    return message
+
+
+def planned(state: State, fragment: int, rules: Rules) -> State:
+    """The state of a fragment that was decoded, with the plan that follows from its roll. Of the told plan only this is
+    believed: how long ago a candidate was counted, and whom an asynchronous leader chose.
+
+    Raises:
+        Refusal: it is of another fragment, or its roll names nobody who could lead.
+    """
+    epoch, roll, told = state.version.epoch, dict(sorted(state.roll.items())), state.plan
+    counted = [peer for peer, member in roll.items() if member.epoch == epoch]
+    if state.fragment != fragment:
+        raise Refusal("its state is of another fragment")
     if not roll:
         raise Refusal("its roll is empty")
-    counted = [peer for peer, member in roll.items() if member.epoch == epoch]
     if epoch and not rules.asynchronous and not counted:
         raise Refusal("its roll names nobody whom the last commit counts")
     if not epoch:
         plan = founding(fragment, state.version, min(roll), len(rules.fragments[fragment])).plan
     else:
-        plan = plan_after(rules, fragment, epoch, roll, counted, candidates, PEERS_OF.read(successors, about))
+        missed = max((epoch - roll[peer].epoch for peer in told.succession if peer in roll), default=0)
+        successors = told.succession[: told.named] if rules.asynchronous else ()
+        plan = plan_after(rules, fragment, epoch, roll, counted, max(0, missed - SPARE_EPOCHS), successors)
     return replace(state, roll=roll, plan=plan)
-
-
-STATE = OWN[State] = Form(f.pair(BARE, f.whole(2**40), PEERS_OF).type, _write_state, _read_state)
 
 
 # -- what can't belong to the run
@@ -138,8 +160,6 @@ def check_place(message: m.Message, rules: Rules) -> None:
     """Raises Refusal if a message can't belong to the run. Each number by itself was checked when the message was
     decoded; the core judges commits by the state before them."""
     fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
-    if fragment is not None and not 0 <= fragment < fragments:
-        raise Refusal(f"the run has no fragment {fragment}")
     slices = 0 if fragment is None else len(rules.fragments[fragment])
     match message:
         case m.Probe(summary) | m.ProbeAck(summary):

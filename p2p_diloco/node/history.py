@@ -7,7 +7,7 @@ signatures are left out.
 A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is text in the
 form of gzip, a line of JSON for each record. A record is one of two:
 
-    {"history": 5, ...}    a head: at the beginning of the file, and again whenever something in it has changed
+    {"history": 7, ...}    a head: at the beginning of the file, and again whenever something in it has changed
     [now, event, effects]  `now`: the replica's clock, which is the monotonic clock. A dataclass is the list of its
                            fields (see `forms`), after the name of its kind if it is an event, an effect or a message
 """
@@ -31,7 +31,7 @@ from p2p_diloco import __version__
 from p2p_diloco.core.events import Effect, Event, Received
 from p2p_diloco.core.messages import Message
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.node.forms import NO_RUN, Form, Forms
+from p2p_diloco.node.forms import Forms
 from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
 
@@ -58,7 +58,7 @@ LEVEL = 1
 """zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
 """The settings of a peer that its history records: no address, no path and no invitation."""
-FORM = 6
+FORM = 7
 """The version of this form."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
@@ -97,28 +97,36 @@ Fed = tuple[float, Event, tuple[Effect, ...]]
 """When the replica was told an event, by its clock, the event, and the effects that it answered."""
 
 
-def _scalar(hint: Any, name: str) -> Form:
+def _scalar(hint: Any, field: str) -> Any:
     if hint is Any:  # a payload, of which only the length is recorded
-        return Form(int | None, lambda value, _: getattr(value, "nbytes", None))
-    return Form(int | float if hint is float else hint)  # as it was written: hashes tell 3 from 3.0
+        return int | None
+    return int | float if hint is float else hint  # as it was written: hashes tell 3 from 3.0
 
 
-_FORMS = Forms(_scalar, {}, ("seal", "proof"), tagged={*get_args(Event), *get_args(Effect), *get_args(Message)})
-_FED = _FORMS.of(Fed)
-_decoder: Any = msgspec.json.Decoder(_FED.type)
+def _nbytes(payload: Any) -> int | None:
+    return getattr(payload, "nbytes", None)
+
+
+_FORMS = Forms(
+    _scalar,
+    ("seal", "proof"),
+    {*get_args(Event), *get_args(Effect), *get_args(Message)},
+    told={"payload": _nbytes, "payloads": lambda payloads: list(map(_nbytes, payloads))},
+)
+_decoder: Any = msgspec.json.Decoder(_FORMS.of(Fed))
 
 
 def packed(record: Head | Fed) -> bytes:
     """Return a record as a line."""
     if isinstance(record, Head):  # rules may have no end, which msgspec writes as null
         return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
-    return msgspec.json.encode(_FED.write(record, NO_RUN)) + b"\n"
+    return msgspec.json.encode(_FORMS.write(record)) + b"\n"
 
 
 def read_line(line: bytes) -> Head | Fed:
     """Read a line of a history. Raises ValueError if it is none."""
     if not line.startswith(b"{"):
-        return _FED.read(_decoder.decode(line), NO_RUN)  # type: ignore[no-any-return]
+        return _FORMS.read(_decoder.decode(line))  # type: ignore[no-any-return]
     values = json.loads(line, parse_constant={"Infinity": math.inf, "-Infinity": -math.inf}.get)
     if values.get("history") != FORM:
         made = f"by p2p_diloco {values.get('version')}, in form {values.get('history')}"

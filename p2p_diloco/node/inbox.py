@@ -23,8 +23,7 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import ASKERS_MAX, Budget
 from p2p_diloco.node import wire
 from p2p_diloco.node.board import clean
-from p2p_diloco.node.forms import NO_RUN
-from p2p_diloco.node.headers import expanded, opened, packed, unpack
+from p2p_diloco.node.headers import NO_RUN, opened, packed, unpack
 
 if TYPE_CHECKING:
     from p2p_diloco.net.hivemind import HivemindTransport  # would load Hivemind, and tests use others
@@ -40,9 +39,9 @@ T = TypeVar("T")
 
 class Handler:
     """Processes incoming messages at one stage of a peer's way into the run. This base class takes none. `token`: the
-    run's; `rules`: of the run, or, as long as this peer is in none, `NO_RUN`'s."""
+    run's; `rules`: of the run, or, as long as this peer is in none, `NO_RUN`."""
 
-    def __init__(self, token: bytes, rules: Rules = NO_RUN.rules) -> None:
+    def __init__(self, token: bytes, rules: Rules = NO_RUN) -> None:
         self.token, self.rules = token, rules
 
     def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
@@ -114,7 +113,8 @@ class Inbox:
                 raise Refusal(f"the payload of a {kind} must have {expected} bytes, but {found} came")
             if message is None:
                 assert payload is not None, "its length was checked"
-                (message, expected), payload = self._decoded(handler, sender, expanded(payload)), None
+                message, payload = unpack(payload, handler.rules), None
+                expected = self._expected(handler, sender, message)
                 if expected:
                     raise Refusal(f"a {type(message).__name__} must come as a header")
             if isinstance(message, wire.Answer):
@@ -129,19 +129,19 @@ class Inbox:
         if (handler := self.handler) is None:
             raise Refusal(NOT_YET)
         handler.check_sender(sender)
-        body = opened(header, handler.token)
-        if not isinstance(body, int):
-            return handler, *self._decoded(handler, sender, body)
+        message = opened(header, handler.token, handler.rules)
+        if not isinstance(message, int):
+            return handler, message, self._expected(handler, sender, message)
         if not handler.rules.fragments:
             raise Refusal("this peer takes no part in the run, so no message as long as this")
-        return handler, None, body
+        return handler, None, message
 
-    def _decoded(self, handler: Handler, sender: str, body: memoryview) -> tuple[wire.AnyMessage, int]:
-        message = unpack(body, handler.rules)
+    def _expected(self, handler: Handler, sender: str, message: wire.AnyMessage) -> int:
+        """The length of the payload that must come with a message."""
         check_role(self.role_of(sender), message)
         if isinstance(message, wire.Answer):
-            return message, self.questions.nbytes(message)
-        return message, handler.nbytes(sender, message)
+            return self.questions.nbytes(message)
+        return handler.nbytes(sender, message)
 
     def closed(self, peer: str) -> None:
         if not self.questions.closed(peer) and self.handler is not None:

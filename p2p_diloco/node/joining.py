@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgpack
 
@@ -88,7 +88,6 @@ class Joining:
         self._salt = b"" if swarm.access is None else swarm.access.member.token_salt
         self._was_in_it = privacy.has_been_in_it(setup.local, swarm.transport.peer_id)
         self._card = setup.card
-        self._left_out: set[str] = set()
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
@@ -165,7 +164,7 @@ class Joining:
         reason = ""
         for name, value in found.items():
             if self._access is not None and not self._access.founded_by_the_key(self._run_id, value):
-                self._leave_out(name)
+                _leave_out(self._run_id, name)
                 continue
             try:
                 RunRecord.unpack(value)
@@ -177,12 +176,6 @@ class Joining:
             wrong = f"has a record that can't be used ({reason})"
             raise Refused(wrong, key="run_id", value=self._run_id, mend="choose another")
         return records
-
-    def _leave_out(self, name: str) -> None:
-        """Log once that a record of this name is left out."""
-        if name not in self._left_out:
-            self._left_out.add(name)
-            log.warning("a record of the run %s is left out: the run key did not sign it", self._run_id)
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)
@@ -257,6 +250,11 @@ class Joining:
             raise GaveUpWaiting(in_vain, key="wait_timeout", value=self._setup.local.wait_timeout, mend=mend)
         self._tell(text)
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+@lru_cache(maxsize=2048)  # each is logged once, though many looks find it
+def _leave_out(run_id: str, name: str) -> None:
+    log.warning("a record of the run %s is left out: the run key did not sign it", run_id)
 
 
 def _just_founded(found: Mapping[str, bytes]) -> bool:

@@ -249,9 +249,9 @@ class Node:
 
     def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
         if not isinstance(message, Close | Commit):
-            return pack(self._signatures.signed(message), self._run.rules, self._run.token)
+            return pack(self._signatures.signed(message), self._run.token)
         if self._encoded is None or self._encoded[0] is not message:  # the same one goes to many peers
-            self._encoded = message, pack(self._signatures.signed(message), self._run.rules, self._run.token)
+            self._encoded = message, pack(self._signatures.signed(message), self._run.token)
         return self._encoded[1]
 
     async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:
@@ -275,8 +275,6 @@ def _tensors(to: str, message: Message) -> Hashable:
     match message:
         case Part(fragment, _, number):
             return to, fragment, number
-        case Slice(fragment, base, author, id, number):
-            return to, fragment, base, author, id, number
-        case Mean(fragment, base, key, number, hash):
-            return to, fragment, base, key, number, hash
+        case Slice() | Mean():
+            return to, message
     return None

@@ -214,7 +214,7 @@ class Observer(Handler):
         return lacking
 
     async def _says(self, donor: str, ask: m.Ask) -> bool:
-        header, _ = pack(ask, self.rules, self.token)
+        header, _ = pack(ask, self.token)
         try:
             await self._transport.send(donor, header)
         except (Refusal, Unreachable) as error:

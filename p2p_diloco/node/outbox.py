@@ -2,9 +2,8 @@
 
 Law: each message is accepted by its receiver, or its sender gets the reason why not; nothing is sent twice. Payloads to
 one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers
-nor the probes to itself. A payload is `urgent` if its receiver waits only briefly for it: it waits for no other.
-Messages for a peer that catches up wait for the payloads of rounds, leave a few at a time, and are dropped when a newer
-one replaces them.
+nor the probes to itself. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a time,
+and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -68,15 +67,13 @@ class Outbox:
         payload: memoryview | None = None,
         answer: Answer = lambda outcome: None,
         key: Hashable = None,
-        *,
-        urgent: bool = False,
     ) -> None:
         """Send a message; `answer` is called with the outcome. For a message with a payload, `key`: by which `withdraw`
-        finds it; None: it can't be withdrawn. `urgent`: it waits for no other payload."""
+        finds it; None: it can't be withdrawn."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return
-        task = self._start(self._send_bulk(to, header, payload, answer, urgent), self._rounds)
+        task = self._start(self._send_bulk(to, header, payload, answer), self._rounds)
         if key is not None:
             sendings = self._keyed.setdefault(key, {})
             sendings[task] = answer
@@ -129,12 +126,11 @@ class Outbox:
     async def _send(self, to: str, header: bytes, answer: Answer, payload: memoryview | None = None) -> None:
         answer(await self._outcome(to, self._transport.send(to, header, payload)))
 
-    async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer, urgent: bool) -> None:
+    async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer) -> None:
         turns = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE))
         with self._sending(), ExitStack() as turn:
-            if not urgent:
-                await turns.acquire()
-                turn.callback(turns.release)
+            await turns.acquire()
+            turn.callback(turns.release)
             answer(await self._outcome(to, self._transport.send(to, header, payload, written=turn.close)))
 
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:

@@ -135,8 +135,9 @@ class Participation:
         self._common, self._run, self._replica, self._events = common, common.run, common.replica, common.events
         self._transport, self._outbox, self._channel = common.transport, common.outbox, channel
         self._beginning = Beginning(common, saved)
-        self._ending = Ending(common, self._beginning.last_group)
-        self._saving, self._trainer, self._audits = Saving(common), TrainerSide(common, channel), Audits(common)
+        self._ending = Ending(common, self._beginning.last_group, b"" if saved is None else saved.end)
+        self._saving = Saving(common, self._ending.record)
+        self._trainer, self._audits = TrainerSide(common, channel), Audits(common)
         self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
         self._twin_at = math.inf

@@ -20,7 +20,7 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records, Transport
 from p2p_diloco.net.streams import stop
 from p2p_diloco.node.board import Board
-from p2p_diloco.node.status import DEATHS_MAX, Death, Deaths, PeerStatus, highest
+from p2p_diloco.node.status import DEATHS_MAX, NAME_LETTERS_MAX, Death, Deaths, PeerStatus, highest
 
 BOARD = Board("peers", ttl_s=30.0, owned=True, buckets=4)
 PUBLISH_EVERY_S = 2.0
@@ -172,7 +172,7 @@ class DeathCount:
                 continue
             cause = "trainer" if record is not None and record.state == "dead" else death.cause
             self.total = total = total.one_more(cause)
-            self.newest.append(Death(round(when, 1), self._named(death.peer), cause))
+            self.newest.append(Death(round(when, 1), self._named(death.peer)[:NAME_LETTERS_MAX], cause))
             self._told()
 
     async def _record(self, death: Died) -> PeerStatus | None:

@@ -70,7 +70,7 @@ class Reporter:
             changed=tuple(replica.revision.changed.items()),
             checkpoint=None if local.checkpoint_dir is None else shared.saved,
             waiting_s=round(shared.waiting_s, 3),
-            waits_for=self._waits_for(),
+            waits_for=self._waits_for()[: s.WAITS_LETTERS_MAX],
             cpu=cores,
             memory_bytes=memory_bytes,
             gpu_memory=self._gpu_memory(),
@@ -79,20 +79,21 @@ class Reporter:
             bandwidth=int(replica.roster.mine.bandwidth) or None,
             ways=s.Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
             reach=None if common.transport.reach.kind == "unknown" else common.transport.reach.kind,
-            aggregates=aggregates,
+            aggregates=aggregates[: s.AGGREGATES_MAX],
             aggregates_count=len(aggregates),
             round=None if round_now is None or asynchronous else s.RoundProgress(*round_now),
             sync_every=self._trainer.sync_every,
             submissions=submissions.told if asynchronous else None,
             buffered=self._buffered(aggregates),
             data=tuple(_progress(table) for table in replica.tables),
-            addresses=tuple(common.transport.addresses()),
+            addresses=tuple(common.transport.addresses())[: s.ADDRESSES_MAX],
             refused=tuple(self._refused()),
-            doubt=common.event_log.named(self._audits.doubt),
-            death=next((s.Event(one.time, one.text) for one in reversed(common.deaths.newest)), None),
+            doubt=common.event_log.named(self._audits.verdicts.doubt)[: s.WAITS_LETTERS_MAX],
             newest_deaths=tuple(common.deaths.newest),
             deaths=common.deaths.total,
-            events=tuple(s.Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
+            events=tuple(
+                s.Event(round(wall + t, 1), s.cut(text)) for t, text in common.event_log.notes[-s.EVENTS_MAX :]
+            ),
         )
 
     def point(self) -> Point | None:
@@ -113,7 +114,8 @@ class Reporter:
         for peer, refused in refusals.newest(s.REFUSED_MAX):
             who = f"{name} (…{peer[-6:]})" if (name := refusals.name_of(peer)) else named(peer)
             who = f"…{peer[-6:]}" if who == peer else who
-            yield s.RefusedPeer(who, refused.count, named(refused.why.replace(peer, who)))
+            why = named(refused.why.replace(peer, who))
+            yield s.RefusedPeer(who[: s.NAME_LETTERS_MAX], refused.count, why[: s.WHY_LETTERS_MAX])
 
     def _waits_for(self) -> str:
         """What the peer waits for, if it is joining or has waited for `WAITS_S`; else empty."""
@@ -163,4 +165,6 @@ class Reporter:
 
 def _progress(table: leases.Table) -> s.DataProgress:
     data = table.data
-    return s.DataProgress(data.name, data.length, data.epochs, leases.used_count(table), leases.leased(table))
+    return s.DataProgress(
+        data.name[: s.NAME_LETTERS_MAX], data.length, data.epochs, leases.used_count(table), leases.leased(table)
+    )

@@ -1,5 +1,5 @@
-"""The end of a run: its record, with copies in the DHT and on disk, and how it keeps an ended run ended. A peer that
-starts after the end fetches the run's last state, and doesn't train.
+"""The end of a run: its record, in the DHT and in the checkpoint of the last state, and how that keeps an ended run
+ended. A peer that starts after the end fetches the run's last state, and doesn't train.
 
 Law: a record states that its signer has held the named state as the run's last one; several peers may sign the same
 end. It names its run's founding, so a newcomer can check it when nothing else of the run is left. It binds a peer only
@@ -12,16 +12,13 @@ if no other peer hands it over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import FOUNDED, Revision
@@ -33,6 +30,7 @@ from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.net.signing import pack
 from p2p_diloco.node.board import Board
 from p2p_diloco.node.board import pack as pack_record
+from p2p_diloco.node.board import unpack as unpack_record
 from p2p_diloco.node.records import who_takes_part
 from p2p_diloco.node.run_record import Founding
 
@@ -45,8 +43,6 @@ BOARD = Board("end", ttl_s=24 * 3600.0)
 """Absent peers find an end for a day when they return."""
 COUNT_MAX = 2**62
 """Messages hold no greater numbers of samples and epochs."""
-FILE = "ended.json"
-"""The name of the record's file in the folder of checkpoints."""
 
 log = logging.getLogger(__name__)
 
@@ -157,37 +153,17 @@ async def read(transport: Transport, founding: Founding, rules: Rules, trusted: 
     return await BOARD.read(transport, founding.run_id, End, valid, order)
 
 
+def unpacked(record: bytes, transport: Transport, founding: Founding, rules: Rules) -> End | None:
+    """Decode the record in a checkpoint; None if it has none, or none of this run."""
+    with contextlib.suppress(ValueError):
+        end = unpack_record(End, record)
+        return end if holds(end, transport, founding, rules) else None
+    return None
+
+
 async def store(transport: Transport, founding: Founding, end: End) -> bool:
     """Store the record of an end in the DHT, or renew it. Returns False if it wasn't stored."""
     return await BOARD.store(transport, founding.run_id, pack_record(end))
-
-
-def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
-    changed file is wrong."""
-    try:
-        end = msgspec.json.decode((folder / FILE).read_bytes(), type=End)
-        return end if holds(end, transport, founding, rules) else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
-        return None
-
-
-def save(folder: Path, end: End) -> None:
-    """Write the record of an end to this disk, completely or not at all. A failure is only logged, because a checkpoint
-    shows the end too."""
-    unfinished = folder / f".{FILE}-unfinished"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            file.write(msgspec.json.encode(end))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(folder / FILE)
-    except OSError as error:
-        log.error("the record of the run's end can't be written to %s: %s", folder / FILE, error.strerror or error)
 
 
 KEEP_EVERY_S = 60.0
@@ -216,18 +192,16 @@ class GoesOn:
 class Ending:
     """Holds what this peer knows about the end of its run, and keeps a record of that end in the DHT."""
 
-    def __init__(self, common: Common, group: Collection[str] = ()) -> None:
-        """`group`: the peers that the checkpoint names from which this peer goes on; empty if there is none."""
+    def __init__(self, common: Common, group: Collection[str] = (), record: bytes = b"") -> None:
+        """`group`: the peers that the checkpoint names from which this peer goes on; empty if there is none. `record`:
+        of the end, in that checkpoint."""
         transport, founding, replica = common.transport, common.founding, common.replica
         self._group = frozenset(group)
         self._trusted = {transport.peer_id, founding.founder}
         self._transport, self._founding, self._replica = transport, founding, replica
         self.goes_on = GoesOn(replica, partial(who_takes_part, transport, founding.run_id))
-        self._folder = common.local.checkpoint_dir
-        self._on_disk = None if self._folder is None else load(self._folder, transport, founding, replica.rules)
-        self.known = self._on_disk
+        self.known = unpacked(record, transport, founding, replica.rules)
         """The highest end known; None: no end is known, or the run goes on."""
-        self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
         self._rumour: End | None = None
@@ -238,10 +212,10 @@ class Ending:
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """If this peer's disk says that the run has ended, publish the end in the DHT. Called before other peers see
-        this peer: otherwise they would go on training with it."""
-        if self._on_disk is not None:
-            await self._try(store(self._transport, self._founding, self._on_disk), within_s)
+        """If this peer's checkpoint says that the run has ended, publish its record, which a peer of the last round has
+        signed: after a restart this peer may have another identity."""
+        if self.known is not None:
+            await self._store(within_s)
 
     async def look(self) -> bool:
         """Look for the run's end in the DHT; returns whether the run has ended with a state that this peer lacks. If
@@ -330,40 +304,34 @@ class Ending:
         has reached the end itself, sign the record."""
         await self._something.wait()
         while True:
-            await self._try(self._tell(), KEEP_EVERY_S)
+            await self._store(KEEP_EVERY_S)
             await asyncio.sleep(KEEP_EVERY_S)
 
     async def leave(self, within_s: float) -> None:
         """Publish the run's end before this peer leaves, if the peer has reached the end and not published it yet."""
         if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
-            await self._try(self._tell(), within_s)
+            await self._store(within_s)
 
-    async def _try(self, telling: Awaitable[object], within_s: float) -> None:
-        """Await the call `telling`, for at most `within_s`. A failure is only logged, because other peers keep the
-        end's record too."""
+    def record(self) -> bytes:
+        """The record of the end that this peer has reached; empty if it has reached none."""
+        if not self._replica.finished:
+            return b""
+        if self.known is None or self.known.model != self._mine:
+            fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
+            self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
+        return pack_record(self.known)
+
+    async def _store(self, within_s: float) -> None:
+        """Store the record of the end that is known, in bounded time. A failure is only logged, because other peers
+        keep the record too."""
+        self.record()
+        if (end := self.known) is None:
+            return
         try:
-            await within(within_s, telling)
+            if await within(within_s, store(self._transport, self._founding, end)):
+                self._stored = end
         except Exception:
             log.warning("the record of the run's end can't be stored in the DHT", exc_info=True)
-
-    async def _tell(self) -> None:
-        if self._replica.finished:
-            if self.known is None or self.known.model != self._mine:
-                fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
-                self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
-            if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
-                # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
-                await self._save(self._folder, self.known)
-        if self.known is not None and await store(self._transport, self._founding, self.known):
-            self._stored = self.known
-
-    async def _save(self, folder: Path, end: End) -> None:
-        """Write the end to disk, and return once it is there. If an earlier call was cancelled, its write still goes
-        on, and this call waits for that write."""
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().run_in_executor(None, save, folder, end)
-        await asyncio.shield(self._writing)
-        self._writing, self._on_disk = None, end
 
     @property
     def _mine(self) -> ModelVersion:

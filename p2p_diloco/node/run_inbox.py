@@ -18,12 +18,12 @@ from p2p_diloco.core.events import Granted
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.roster import Peer
 from p2p_diloco.core.state import State
+from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.forms import NOWHERE, refusing
-from p2p_diloco.node.headers import packed
+from p2p_diloco.node.headers import packed, refusing
 from p2p_diloco.node.inbox import Allowances, Handler, group_of
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.signatures import hash_of
@@ -52,7 +52,8 @@ class RunInbox(Handler):
         self._common, self._run, self._members, self._node = common, common.run, common.inbox, node
         self._trainer, self._audits = trainer, audits
         self._allowances = Allowances()
-        self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
+        # the newest version, and how many of each grant take part
+        self._counts: tuple[Version | None, Counter[str]] = None, Counter()
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
 
     def nbytes(self, sender: str, message: wire.AnyMessage) -> int:
@@ -99,7 +100,7 @@ class RunInbox(Handler):
         return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 
     def check_sender(self, sender: str) -> None:
-        if (lie := self._audits.expelled.get(sender)) is not None:
+        if (lie := self._audits.verdicts.expelled.get(sender)) is not None:
             raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
@@ -127,7 +128,7 @@ class RunInbox(Handler):
             case wire.Describe():
                 description = self._common.described.packed
                 header = packed(wire.Description(description.nbytes), self._run.token)
-                self._common.outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
+                self._common.outbox.put(sender, header, description)
             case wire.Nudge(goal):
                 self._check_nudge(sender, goal)
                 self._trainer.nudged(goal)

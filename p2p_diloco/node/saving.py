@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fields import STATE
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.fields import decoded, encoded, planned
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.shared import SAVE_S_MAX
@@ -50,7 +48,8 @@ log = logging.getLogger(__name__)
 
 class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint's manifest tells of the run. `founded`: by whom, and when. `fragments`: the replicated state of
-    each, as `headers` writes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty."""
+    each, as `fields` encodes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty.
+    `end`: the record of the run's end, if this is its last state."""
 
     run_id: str
     generation: int
@@ -61,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True):
     digests: list[str]
     founded: tuple[str, float] | None = None
     card: bytes = b""
+    end: bytes = b""
 
 
 class Saving:
@@ -71,17 +71,18 @@ class Saving:
     epoch is adopted, they are counted from the highest multiple of `save_every` that is not above the present epoch.
     """
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, end: Callable[[], bytes] = bytes) -> None:
+        """`end`: returns the record of the run's end, empty until this peer has reached it."""
         local, founding = common.local, common.founding
         self._run, self._replica, self._work, self._events = common.run, common.replica, common.work, common.events
-        self._common, self._founded = common, (founding.founder, founding.time)
+        self._common, self._founded, self._end = common, (founding.founder, founding.time), end
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """The epoch of the newest checkpoint that is written or begun; 0: none."""
         self._counted_from: int | None = None
         self._saved: ModelVersion | None = None
         self._asked: int | None = None  # how many checkpoints the state's revision had asked for at the last look
-        self._spoilt = False  # the last snapshot was damaged and not saved
+        self._spoilt = False  # the last copy was damaged and not saved
         self._leaving = False
         self._writing: asyncio.Future[Sequence[Wrong]] | None = None
 
@@ -121,9 +122,59 @@ class Saving:
             self.settled()
 
     def _start(self, root: Path, epoch: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._writing = loop.run_in_executor(None, _write, root, epoch, self._snapshot(), self._keep)
+        """Copy the outer state, because it changes while the checkpoint is written, and write it in a thread."""
+        run, work, states = self._run, self._work, [log.held for log in self._replica.logs]
+        versions = [state.version for state in states]
+        told = Manifest(
+            run.run_id,
+            generation=max(version.generation for version in versions),
+            samples=sum(version.samples for version in versions),
+            config=run.config.to_wire(),
+            layout=run.layout.to_wire(),
+            fragments=[encoded(state) for state in states],
+            digests=[],
+            founded=self._founded,
+            card=self._common.described.card,
+            end=self._end(),
+        )
+        theta = torch.cat([one.theta for one in work.state.slices])
+        outer = [{name: values.clone() for name, values in one.state.items()} for one in work.state.slices]
+        known = [
+            (index, digest, Damaged(state.fragment, state.version, (number,)))
+            for state in states
+            for number, (index, digest) in enumerate(
+                zip(run.rules.fragments[state.fragment], work.known_digests(state.fragment), strict=False)
+            )
+        ]
+        writing = partial(self._write, root, epoch, told, theta, outer, known)
+        self._writing = asyncio.get_running_loop().run_in_executor(None, writing)
         self._writing.add_done_callback(self._written)
+
+    def _write(
+        self,
+        root: Path,
+        epoch: int,
+        told: Manifest,
+        theta: Tensor,
+        outer: Sequence[Mapping[str, Tensor]],
+        known: Sequence[tuple[int, str, Damaged]],
+    ) -> Sequence[Wrong]:
+        """Write a copy of the outer state, unless slices of it have changed in memory since their last step; returns
+        these. `known`: the slices whose digests after that step are known, each with the event for its damage."""
+        layout = self._run.layout
+        digests = _digests(layout, theta, outer)
+        if damaged := [(index, event) for index, digest, event in known if digests[index] != digest]:
+            return damaged
+        by_name = {spec.name: theta[start : start + spec.numel].view(spec.shape) for spec, start in layout.places}
+        states = {f"{index}.{name}": tensor for index, state in enumerate(outer) for name, tensor in state.items()}
+        manifest = msgspec.to_builtins(msgspec.structs.replace(told, digests=digests))  # bytes are in base64
+        try:
+            path = checkpoint.save(root, epoch, {"theta": by_name, "outer": states}, manifest, self._keep)
+        except P2PDilocoError as error:
+            log.error("%s", error)
+        else:
+            log.info("saved the checkpoint %s", path)
+        return ()
 
     def _written(self, writing: asyncio.Future[Sequence[Wrong]]) -> None:
         """If a checkpoint was not written because slices are damaged, report these to the replica. They are logged
@@ -135,81 +186,6 @@ class Saving:
         self._spoilt = bool(damaged)
         for _, event in damaged:
             self._events.post(event)
-
-    def _snapshot(self) -> Snapshot:
-        held, states = self._work.state.slices, [log.held for log in self._replica.logs]
-        # copied, because the tensors change while the checkpoint is written
-        theta = torch.cat([one.theta for one in held])
-        outer = [{name: values.clone() for name, values in one.state.items()} for one in held]
-        known = [self._work.known_digests(state.fragment) for state in states]
-        return Snapshot(self._run, theta, outer, states, known, self._founded, self._common.described.card)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of the outer state, to be saved: θ [numel], the outer optimizer's state of each slice (`outer`), and of
-    each fragment the replicated state (`states`) and the digests of its slices after their last step (`known`; empty if
-    they are not computed yet)."""
-
-    run: Run
-    theta: Tensor
-    outer: Sequence[Mapping[str, Tensor]]
-    states: Sequence[State]
-    known: Sequence[Sequence[str]]
-    founded: tuple[str, float]
-    card: bytes
-
-    @cached_property
-    def digests(self) -> list[str]:
-        """The digest of each slice's tensors."""
-        return _digests(self.run.layout, self.theta, self.outer)
-
-    def damaged(self) -> Sequence[Wrong]:
-        """The slices whose memory has changed since their last step."""
-        wrong = []
-        for state, known in zip(self.states, self.known, strict=True):
-            for number, index in enumerate(self.run.rules.fragments[state.fragment]):
-                if known and self.digests[index] != known[number]:
-                    wrong.append((index, Damaged(state.fragment, state.version, (number,))))
-        return wrong
-
-    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Arrange the tensors in the groups of a checkpoint."""
-        layout = self.run.layout
-        by_name = {spec.name: self.theta[start : start + spec.numel].view(spec.shape) for spec, start in layout.places}
-        states = enumerate(self.outer)
-        outer = {f"{index}.{name}": tensor for index, state in states for name, tensor in state.items()}
-        return {"theta": by_name, "outer": outer}
-
-    def manifest(self) -> dict[str, object]:
-        """Make the entries of the checkpoint's manifest."""
-        run, versions = self.run, [state.version for state in self.states]
-        made = Manifest(
-            run.run_id,
-            generation=max(version.generation for version in versions),
-            samples=sum(version.samples for version in versions),
-            config=run.config.to_wire(),
-            layout=run.layout.to_wire(),
-            fragments=[msgspec.msgpack.encode(STATE.write(state, About(run.rules))) for state in self.states],
-            digests=self.digests,
-            founded=self.founded,
-            card=self.card,
-        )
-        content: dict[str, object] = msgspec.to_builtins(made)  # bytes are in base64
-        return content
-
-
-def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wrong]:
-    """Save a snapshot, unless some of its slices are damaged; returns these."""
-    if damaged := snapshot.damaged():
-        return damaged
-    try:
-        path = checkpoint.save(root, epoch, snapshot.tensors(), snapshot.manifest(), keep)
-    except P2PDilocoError as error:
-        log.error("%s", error)
-    else:
-        log.info("saved the checkpoint %s", path)
-    return ()
 
 
 def _digests(layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]]) -> list[str]:
@@ -283,7 +259,8 @@ class Checkpoint:
         try:
             told = msgspec.convert(content, Manifest)
             self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
-            self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
+            self.founded, self.card, self.end = told.founded, told.card, told.end
+            self.layout = Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
             self.theta = torch.cat([tensors["theta"][spec.name].reshape(-1) for spec, _ in self.layout.places])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.slices]
@@ -301,7 +278,10 @@ class Checkpoint:
         rules = Run(self.run_id, self.run_config, self.layout).rules
         if len(packed) != len(rules.fragments):
             raise ValueError("it has no states of fragments")
-        return [_unpacked(fragment, state, rules) for fragment, state in enumerate(packed)]
+        try:
+            return [planned(decoded(state, State), fragment, rules) for fragment, state in enumerate(packed)]
+        except Refusal as refusal:
+            raise ValueError(refusal.reason) from None
 
     def _check(self, named: Sequence[str]) -> None:
         """Raises ValueError unless the tensors have the digests that the manifest names."""
@@ -373,13 +353,3 @@ class Checkpoint:
 
     def _unusable(self, why: str) -> CheckpointError:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
-
-
-def _unpacked(fragment: int, packed: bytes, rules: Rules) -> State:
-    """Raises ValueError if the bytes are no state of this fragment."""
-    try:
-        struct = msgspec.msgpack.decode(packed, type=STATE.type)
-        state: State = STATE.read(struct, About(rules, fragment))
-    except (msgspec.MsgspecError, Refusal) as error:
-        raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
-    return state

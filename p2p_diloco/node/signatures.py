@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from blake3 import blake3
 
 from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
-from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Records, Refusal
-from p2p_diloco.net.signing import as_text, from_text, pack
+from p2p_diloco.net.signing import as_text, from_text
+from p2p_diloco.node.fields import encoded
 
 READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
 
+SIGNED = {
+    READY: (
+        "fragment", "base", "id", "oldest", "weight", "samples", "link", "reachable", "grant", "root", "uses",
+    ),
+    CLOSE: ("fragment", "base", "term", "leader", "attempt", "key", "owners"),
+    MEAN: ("fragment", "base", "key", "number", "hash"),
+    COMMIT: ("fragment", "base", "version", "term", "leader", "key", "hashes", "owners"),
+}  # fmt: skip
+"""The fields that a message's signature covers, after the run's token and the signer's life."""
 LIFE_BYTES = 8
-"""A Close's and a commit's signature begins with a number that the signer's process has drawn, which it covers: a peer
-that starts again has forgotten what it signed before."""
+"""A Close's and a commit's signature begins with a number that the signer's process has drawn, its life: a peer that
+starts again has forgotten what it signed before."""
 
 M = TypeVar("M", bound=Message)
 Statement = tuple[str, bytes, bytes, bytes]
@@ -60,22 +69,22 @@ class Signatures:
         """A message of this peer, with its own signatures where they are missing."""
         match message:
             case Ready(seal=b""):
-                return replace(message, seal=self._sign(READY, self._ready(message)))
+                return replace(message, seal=self._sign(READY, self._covered(READY, message)))
             case Close(seal=b""):
                 choice = None if message.choice is None else self._chosen(message, message.choice)
-                return replace(message, choice=choice, seal=self._in_this_life(CLOSE, self._close(message)))
+                return replace(message, choice=choice, seal=self._in_this_life(CLOSE, message))
             case Commit(seal=b"", leader=self._me):
                 choice = self._chosen(message, message.choice)
-                return replace(message, choice=choice, seal=self._in_this_life(COMMIT, self._commit(message)))
+                return replace(message, choice=choice, seal=self._in_this_life(COMMIT, message))
             case Vote(served=served, commit=commit):
                 own = None if commit is None or commit.leader != self._me else self.signed(commit)
                 mine = None if served is None or served.leader != self._me else self.signed(served)
                 return replace(message, served=mine or served, commit=own or commit)
         return message
 
-    def of_mean(self, fragment: int, base: Version, key: str, number: int, hash: str) -> bytes:
-        """The signature of a mean that this peer has computed."""
-        return self._sign(MEAN, pack(self._token, fragment, *astuple(base), key, number, hash))
+    def of_mean(self, *of: object) -> bytes:
+        """The signature of a mean that this peer has computed. `of`: its fragment, base, key, number and hash."""
+        return self._sign(MEAN, self._statement(*of))
 
     def _chosen(self, of: Close | Commit, choice: Choice) -> Choice:
         """Sign an own choice, and the own contribution in it."""
@@ -89,8 +98,8 @@ class Signatures:
             return choice
         return replace(choice, seal=self._sign(CHOICE, self._choice(of, choice)))
 
-    def _in_this_life(self, kind: bytes, statement: bytes) -> bytes:
-        return self._life + self._sign(kind, statement + self._life)
+    def _in_this_life(self, kind: bytes, of: Close | Commit) -> bytes:
+        return self._life + self._sign(kind, self._covered(kind, of, self._life))
 
     def _sign(self, kind: bytes, statement: bytes) -> bytes:
         return from_text(self._records.sign(kind, statement))
@@ -100,39 +109,27 @@ class Signatures:
     def _statements(self, sender: str, message: Message) -> Iterator[Statement]:
         match message:
             case Ready():
-                yield sender, READY, self._ready(message), message.seal
+                yield sender, READY, self._covered(READY, message), message.seal
             case Mean():
-                of = message.fragment, message.base, message.key, message.number, message.hash
-                yield message.owner, MEAN, pack(self._token, of[0], *astuple(of[1]), *of[2:]), message.seal
-            case Close(choice=choice):
+                yield message.owner, MEAN, self._covered(MEAN, message), message.seal
+            case Close(choice=choice) | Commit(choice=choice):
                 life, seal = message.seal[:LIFE_BYTES], message.seal[LIFE_BYTES:]
-                yield message.leader, CLOSE, self._close(message) + life, seal
+                kind = CLOSE if isinstance(message, Close) else COMMIT
+                yield message.leader, kind, self._covered(kind, message, life), seal
                 if choice is not None:
                     yield choice.by, CHOICE, self._choice(message, choice), choice.seal
-                    yield from ((peer, READY, self._ready(ready), ready.seal) for peer, ready in choice.entries)
-            case Commit(choice=choice):
-                life, seal = message.seal[:LIFE_BYTES], message.seal[LIFE_BYTES:]
-                yield message.leader, COMMIT, self._commit(message) + life, seal
-                yield choice.by, CHOICE, self._choice(message, choice), choice.seal
+                if choice is not None and kind == CLOSE:
+                    yield from (said for peer, ready in choice.entries for said in self._statements(peer, ready))
             case Vote(served=served, commit=commit):
                 for part in (served, commit):
                     if part is not None:
                         yield from self._statements(sender, part)
 
-    def _ready(self, ready: Ready) -> bytes:
-        numbers = ready.weight, ready.samples, ready.link, ready.reachable, ready.grant, ready.root
-        uses = [[use.data.name, use.data.length, use.data.epochs, use.data.fingerprint, use.used, use.wants]
-                for use in ready.uses]  # fmt: skip
-        ids = *astuple(ready.id), *astuple(ready.oldest)
-        return pack(self._token, ready.fragment, *astuple(ready.base), *ids, *numbers, uses)
-
-    def _close(self, close: Close) -> bytes:
-        of = close.term, close.leader, close.attempt, close.key, close.owners
-        return pack(self._token, close.fragment, *astuple(close.base), *of)
+    def _covered(self, kind: bytes, message: Ready | Close | Mean | Commit, life: bytes = b"") -> bytes:
+        return self._statement(*(getattr(message, name) for name in SIGNED[kind]), life=life)
 
     def _choice(self, of: Close | Commit, choice: Choice) -> bytes:
-        return pack(self._token, of.fragment, *astuple(of.base), of.key, choice.by, choice.term)
+        return self._statement(of.fragment, of.base, of.key, choice.by, choice.term)
 
-    def _commit(self, commit: Commit) -> bytes:
-        of = commit.term, commit.leader, commit.key, commit.hashes, commit.owners
-        return pack(self._token, commit.fragment, *astuple(commit.base), *astuple(commit.version), *of)
+    def _statement(self, *of: object, life: bytes = b"") -> bytes:
+        return encoded((self._token, life, *of))

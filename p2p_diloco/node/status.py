@@ -275,14 +275,17 @@ class PeerStatus:
     """The peers whose messages this peer has refused, at most `REFUSED_MAX`: those refused last, newest last."""
     doubt: str = ""
     """Why the peer suspects that its own machine is faulty; empty if it doesn't."""
-    death: Event | None = None
-    """The last death of another peer that the peer has noticed."""
     newest_deaths: tuple[Death, ...] = ()
     """The last deaths of other peers that the peer has noticed, at most `DEATHS_MAX`, oldest first."""
     deaths: Deaths | None = None
     """All deaths of the run's peers since its founding, as far as the peer knows."""
     events: tuple[Event, ...] = ()
     """The newest lines of the peer's event log, oldest first."""
+
+    @property
+    def death(self) -> Event | None:
+        """The last death of another peer that the peer has noticed."""
+        return next((Event(one.time, one.text) for one in self.newest_deaths[-1:]), None)
 
     @property
     def gone(self) -> bool:
@@ -292,25 +295,9 @@ class PeerStatus:
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
         refused peers, then deaths but the last one, then addresses, then slices, then data sets."""
-        fitting = dataclasses.replace(
-            self,
-            aggregates=self.aggregates[:AGGREGATES_MAX],
-            data=tuple(dataclasses.replace(one, name=one.name[:NAME_LETTERS_MAX]) for one in self.data),
-            addresses=self.addresses[:ADDRESSES_MAX],
-            waits_for=self.waits_for[:WAITS_LETTERS_MAX],
-            doubt=self.doubt[:WAITS_LETTERS_MAX],
-            death=None if self.death is None else Event(self.death.time, cut(self.death.text)),
-            newest_deaths=tuple(
-                dataclasses.replace(one, peer=one.peer[:NAME_LETTERS_MAX]) for one in self.newest_deaths[-DEATHS_MAX:]
-            ),
-            refused=tuple(
-                RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
-                for refused in self.refused[-REFUSED_MAX:]
-            ),
-            events=tuple(Event(event.time, cut(event.text)) for event in self.events[-EVENTS_MAX:]),
-        )
+        fitting = self
         while len(value := pack(fitting)) > CONTENT_BYTES_MAX:
-            trimmed = next(key for key in _TRIMMED if getattr(fitting, key))
+            trimmed = next(key for key, least in _TRIMMED.items() if len(getattr(fitting, key)) > least)
             kept = slice(1, None) if trimmed in ("events", "refused", "newest_deaths") else slice(-1)  # oldest first
             fitting = dataclasses.replace(fitting, **{trimmed: getattr(fitting, trimmed)[kept]})
         return value
@@ -334,4 +321,5 @@ def cut(text: str) -> str:
     return text if len(text) <= EVENT_LETTERS_MAX else text[: EVENT_LETTERS_MAX - 1] + "…"
 
 
-_TRIMMED = ("events", "refused", "newest_deaths", "addresses", "aggregates", "data")
+_TRIMMED = {"events": 0, "refused": 0, "newest_deaths": 1, "addresses": 0, "aggregates": 0, "data": 0}
+"""The fields of which something is left out, in this order, and how many of their values stay."""

@@ -291,7 +291,7 @@ class TrainerSide:
             stands_long = self._shared.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
             if self.ready_at is None or stands_long:
                 text = self._event_log.named(self._held_for or self._replica.waiting())
-                self._channel.send("waiting", text=text)
+                self._channel.progress(text)
 
     def _publish(self) -> None:
         replica = self._replica

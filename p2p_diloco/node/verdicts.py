@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import msgpack
 
+from p2p_diloco.net.signing import pack
 from p2p_diloco.node.examining import Case
-from p2p_diloco.node.signatures import CLOSE, COMMIT, LIFE_BYTES, READY, Statement
-from p2p_diloco.node.wire import OfMean
+from p2p_diloco.node.signatures import CLOSE, COMMIT, READY, SIGNED, Statement
+from p2p_diloco.node.wire import Contradicts, OfMean
 
 PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
 """The most lies whose proofs are kept for newcomers, and the most bytes of their contributions; the newest proof is
@@ -118,27 +118,17 @@ class Verdicts:
 REMEMBERED_BYTES = 16 * 2**20
 """The bytes of statements that are remembered; the oldest are forgotten first."""
 ABOUT = {
-    READY: ("two contributions of one id", (1, 6, 7), 15),
-    CLOSE: ("two Closes of one attempt", (1, 2, 3, 4, 5, 6, 8), 9),
-    COMMIT: ("two commits of one term", (1, 2, 3, 4, 5, 10), 12),
+    READY: ("two contributions of one id", ("fragment", "id"), "root"),
+    CLOSE: ("two Closes of one attempt", ("fragment", "base", "term", "attempt"), "key"),
+    COMMIT: ("two commits of one term", ("fragment", "base", "term"), "key"),
 }
-"""By kind: what is contradicted, the fields of a statement by which two are about one thing, and the field that must be
-equal then. The first field of all is the run's token."""
+"""By kind: what is contradicted, the fields by which two statements are about one thing, and the field that must be
+equal then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Two statements of `signer`, each with its signature."""
-
-    signer: str
-    kind: bytes
-    first: tuple[bytes, bytes]
-    second: tuple[bytes, bytes]
-
-    @property
-    def lie(self) -> str:
-        """The lie, as text."""
-        return f"it signed {ABOUT[self.kind][0]} that contradict each other"
+def lie_of(found: Contradicts) -> str:
+    """The lie of a peer that contradicts itself, as text."""
+    return f"it signed {ABOUT[found.kind][0]} that contradict each other"
 
 
 def contradict(kind: bytes, first: bytes, second: bytes, token: bytes) -> bool:
@@ -158,7 +148,7 @@ class Remembered:
         self._seen: OrderedDict[object, tuple[bytes, bytes]] = OrderedDict()
         self._nbytes = 0
 
-    def saw(self, said: Statement) -> Contradiction | None:
+    def saw(self, said: Statement) -> Contradicts | None:
         """Remember a statement. Returns how it contradicts an earlier one; None if it doesn't."""
         signer, kind, statement, seal = said
         told = _read(kind, statement)
@@ -166,8 +156,9 @@ class Remembered:
             return None
         key = signer, kind, told[0]
         if (known := self._seen.get(key)) is not None:
+            proof = memoryview(pack(*known, statement, seal))
             differs = contradict(kind, known[0], statement, self._token)
-            return Contradiction(signer, kind, known, (statement, seal)) if differs else None
+            return Contradicts(signer, kind, proof.nbytes, proof) if differs else None
         self._seen[key] = statement, seal
         self._nbytes += len(statement)
         while self._nbytes > REMEMBERED_BYTES:
@@ -180,10 +171,10 @@ def _read(kind: bytes, statement: bytes) -> tuple[tuple[object, ...], object] | 
     """Return (what a statement is about, what it says of that); None if two of this kind can't contradict."""
     if kind not in ABOUT:
         return None
-    life = b"" if kind == READY else statement[-LIFE_BYTES:]
     _, about, says = ABOUT[kind]
     try:
-        fields = msgpack.unpackb(statement[: len(statement) - len(life)])
-        return (fields[0], life, *(fields[place] for place in about)), fields[says]
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
+        token, life, *values = msgpack.unpackb(statement, use_list=False)
+        told = dict(zip(SIGNED[kind], values, strict=True))
+    except (ValueError, TypeError, msgpack.UnpackException):
         return None
+    return (token, life, *(told[name] for name in about)), told[says]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from p2p_diloco.node.status import SHARES, Death
-from p2p_diloco.observe.snapshot import Snapshot, named, newest_deaths
+from p2p_diloco.observe.snapshot import Snapshot, named
 
 DEATHS_S = 300.0
 """For this many seconds a death is reported as a fault."""
@@ -62,7 +62,7 @@ def _deaths(seen: Snapshot) -> Iterator[str]:
     told = dict[str, float]()
     for peer in seen.peers:
         own = {} if peer.state != "dead" else {Death(peer.time, named(peer), "trainer").text: peer.time}
-        told = {**own, **told, **newest_deaths(peer)}
+        told = {**own, **told, **{death.text: death.time for death in peer.newest_deaths}}
     total = f"; since the run began: {seen.run.deaths.text}" if seen.run.deaths.count else ""
     for text, time in sorted(told.items(), key=lambda item: item[1]):
         if seen.time - time <= DEATHS_S:

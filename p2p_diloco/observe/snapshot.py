@@ -36,9 +36,9 @@ MAX_EVENTS = 20
 TRAINING = ("training", "waiting", "paused")
 """The states of peers that take part now. A paused peer does too: it evaluates or saves, and then goes on."""
 LETTERS = 6
-DEAD = re.compile(r"\(…(\w{6})\)|^(?:…|\w+)(\w{6}) ")
-"""Finds the last letters of the dead peer's id in the text of a death, which names the peer by its name and these
-letters, or by these alone, or by its id."""
+DEAD = re.compile(r"…(\w{6})\)?$")
+"""Finds the last letters of the dead peer's id in a death, which names the peer by its name and these letters, or by
+these alone."""
 SLOWEST = 1e-9
 """Steps a second; a peer that tells fewer doesn't train."""
 SILENT_S = 15.0
@@ -137,7 +137,13 @@ class Snapshot:
     def to_json(self) -> str:
         """The snapshot as one line of JSON, described in docs/status.md."""
         peers = [
-            {**asdict(peer), "last_seen_s": self.last_seen_s(peer), "seen_as": self.state(peer)} for peer in self.peers
+            {
+                **asdict(peer),
+                "death": None if peer.death is None else asdict(peer.death),
+                "last_seen_s": self.last_seen_s(peer),
+                "seen_as": self.state(peer),
+            }
+            for peer in self.peers
         ]
         content = {"schema_version": SCHEMA_VERSION, "time": self.time, "run": asdict(self.run), "peers": peers}
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -245,23 +251,15 @@ def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
     """By the last letters of a dead peer's id, as the texts of deaths name it: when others last noticed the death."""
     found = dict[str, float]()
     for peer in peers:
-        for text, noticed in newest_deaths(peer).items():
-            if dead := DEAD.search(text):
-                letters = dead[1] or dead[2]
-                found[letters] = max(noticed, found.get(letters, -math.inf))
+        for death in peer.newest_deaths:
+            if dead := DEAD.search(death.peer):
+                found[dead[1]] = max(death.time, found.get(dead[1], -math.inf))
     return found
 
 
 def named(peer: PeerStatus) -> str:
     """A peer as the texts of deaths name it."""
     return f"{peer.name} (…{peer.peer_id[-LETTERS:]})" if peer.name else f"…{peer.peer_id[-LETTERS:]}"
-
-
-def newest_deaths(peer: PeerStatus) -> dict[str, float]:
-    """The last deaths that a peer has noticed: the text of each, and when. Of all but the last a long name may be
-    cut."""
-    last = {} if peer.death is None else {peer.death.text: peer.death.time}
-    return {**last, **{death.text: death.time for death in peer.newest_deaths}}
 
 
 def _adopted(

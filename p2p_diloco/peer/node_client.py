@@ -131,7 +131,7 @@ class Requests:
                     case {"kind": "error", "error": wire}:
                         self._error = errors.from_wire(wire)
                         raise self._error
-                    case {"kind": "waiting" | "progress", "text": text}:
+                    case {"kind": "waiting", "text": text}:
                         self.report(text)
                     case {"kind": found} if found == kind and (n is None or message.get("n") == n):
                         return message

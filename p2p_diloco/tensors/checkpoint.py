@@ -31,7 +31,7 @@ from torch import Tensor
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.tensors.flat import as_bytes
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format above and of the outer state's digests. A reader refuses any other."""
 MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"checkpoint-(\d+)(?P<old>\.replaced)?")

@@ -77,7 +77,7 @@ def headers(member: Liar) -> list[bytes]:
     ready = member.contribution()
     said = [m.Probe(member.summary()), m.Ask(0), ready, member.part(ready, 0), member.commit(member.choice())]
     said += [m.Claim(0, member.held.version, 1), m.Want(0, member.held.version, m.What.READY)]
-    return [pack(member.signatures.signed(one), member.run.rules, member.token)[0] for one in said]
+    return [pack(member.signatures.signed(one), member.token)[0] for one in said]
 
 
 async def attack(field: Field, seconds: float, seed: int) -> Counter[str]:

@@ -52,9 +52,8 @@ from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
 from p2p_diloco.node import board, curves, fetching, privacy, wire
 from p2p_diloco.node import run_end as ending
-from p2p_diloco.node.fields import STATE
-from p2p_diloco.node.forms import NO_RUN, About
-from p2p_diloco.node.headers import opened, pack, packed, unpack
+from p2p_diloco.node.fields import encoded
+from p2p_diloco.node.headers import NO_RUN, opened, packed, unpack
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.joining import Described
 from p2p_diloco.node.privacy import Access
@@ -134,8 +133,7 @@ def _headers() -> list[bytes]:
 def _rounds() -> list[bytes]:
     """Each message of a round, of a run of four peers; of long ones the payload that they come as."""
     run = HeadersRun(4)
-    packed = (pack(message, run.rules, TOKEN) for message in run.messages())
-    return [bytes(opened(header, TOKEN)) if long is None else long for header, long in packed]
+    return [encoded(message) for message in run.messages()]
 
 
 def _message(case: bytes) -> None:
@@ -143,8 +141,7 @@ def _message(case: bytes) -> None:
 
 
 def _header(case: bytes) -> None:
-    if not isinstance(body := opened(case, TOKEN), int):
-        unpack(body, NO_RUN.rules)
+    opened(case, TOKEN, NO_RUN)
 
 
 def _frames(case: bytes) -> None:
@@ -336,11 +333,10 @@ def _formats(folder: Path) -> Iterator[Target]:
 
 def _checkpoints(folder: Path) -> Target:
     layout = _layout()
-    state, rules = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1), Run("r", RunConfig(), layout).rules
+    state = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1)
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
-    packed = msgspec.msgpack.encode(STATE.write(state, About(rules)))
     told = Saved(
-        "r", 0, 8, RunConfig().to_wire(), layout.to_wire(), [packed],
+        "r", 0, 8, RunConfig().to_wire(), layout.to_wire(), [encoded(state)],
         [digest(torch.zeros(16), outer)], (ME.peer_id, 1.0),
     )  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}

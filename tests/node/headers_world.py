@@ -14,7 +14,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, commit_of, founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.node.headers import expanded, opened, pack, unpack
+from p2p_diloco.node.headers import opened, pack, unpack
 
 TOKEN, SLICES = b"t" * 16, 24
 RULES = Rules(run="r", fragments=(tuple(range(SLICES)), tuple(range(SLICES, 2 * SLICES))), min_peers=1)
@@ -70,18 +70,17 @@ class Run:
 
     def sent(self, message: m.Message) -> bytes:
         """The message's bytes, header and payload."""
-        header, payload = pack(message, self.rules, TOKEN)
+        header, payload = pack(message, TOKEN)
         return header + (payload or b"")
 
     def read(self, message: m.Message) -> Any:
         """What another peer makes of a message."""
-        header, payload = pack(message, self.rules, TOKEN)
-        body = opened(header, TOKEN)
-        if payload is not None:
-            assert body == len(payload)
-            body = expanded(payload)
-        assert not isinstance(body, int)
-        return unpack(body, self.rules)
+        header, payload = pack(message, TOKEN)
+        found = opened(header, TOKEN, self.rules)
+        if payload is None:
+            return found
+        assert found == len(payload)
+        return unpack(payload, self.rules)
 
     def messages(self) -> list[m.Message]:
         """One message of each kind, or more, without payloads, their hashes, and roots that follow."""

@@ -26,7 +26,7 @@ RULES = Rules(run="r", fragments=((0,),))
 
 
 def probe(token: bytes) -> bytes:
-    return pack(m.Probe(m.Summary(1, "worker")), RULES, token)[0]
+    return pack(m.Probe(m.Summary(1, "worker")), token)[0]
 
 
 @awaited
@@ -45,7 +45,7 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
     with pytest.raises(Refusal, match="not in a run yet"):
         inbox.admit("friend", probe(token))
     with pytest.raises(Refusal, match="no message as long as this"):
-        inbox.admit("friend", pack(m.Leave(1), RULES, token, long=0)[0])
+        inbox.admit("friend", pack(m.Leave(1), token, long=0)[0])
     with pytest.raises(Refusal, match="longer than allowed"):
         inbox.admit("friend", packed(wire.Description(CARD_BYTES_MAX + 2**17), token))  # far more than ten need
     header = packed(wire.Description(1), token)

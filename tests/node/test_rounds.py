@@ -143,12 +143,12 @@ async def test_roles_and_grants_of_a_private_run_are_checked() -> None:
     ready = rooted(m.Ready(0, state.version, id, id, 1.0, 1, hashes, grant="00ff"))
     with pytest.raises(Refusal, match="an aggregator's invitation allows no Ready"):
         await inbox.deliver("a", node._packed(ready)[0], None)
-    header, body = pack(node._signatures.signed(ready), node._run.rules, node._run.token, long=0)
+    header, body = pack(node._signatures.signed(ready), node._run.token, long=0)
     with pytest.raises(Refusal, match="an aggregator's invitation allows no Ready"):
         await inbox.deliver("a", header, memoryview(body or b""))
     inbox.role_of = lambda peer: "worker"
     part = m.Slice(0, state.version, "a", id, 0, "")
-    header, body = pack(part, node._run.rules, node._run.token, long=0)
+    header, body = pack(part, node._run.token, long=0)
     with pytest.raises(Refusal, match="a Slice must come as a header"):
         await inbox.deliver("a", header, memoryview(body or b""))
     for grant, fits in ((b"\x00\xff", True), (b"\x01", False), ("a", True)):

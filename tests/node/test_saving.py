@@ -191,13 +191,13 @@ def test_what_was_due_is_saved_in_spite_of_another(
 ) -> None:
     """A checkpoint under way when the run finishes, or the peer leaves, doesn't take the place of the last epoch's. Who
     leaves saves what it has, though none is due: it may be the last that has it. Without a commit there is nothing."""
-    write = saving._write
+    write = saving.Saving._write
 
     def slow_write(*values: Any) -> Any:
         time.sleep(0.3)
         return write(*values)
 
-    monkeypatch.setattr(saving, "_write", slow_write)
+    monkeypatch.setattr(saving.Saving, "_write", slow_write)
     run_for(QUICK, 0, checkpoint_dir=tmp_path / "new", save_every=every)
     assert not saved_in(tmp_path / "new")
     run_for({**QUICK, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=every)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.node.status import Death, Deaths, Event, LastRound, PeerStatus, RefusedPeer
+from p2p_diloco.node.status import Death, Deaths, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.observe.check import faults
 from p2p_diloco.observe.snapshot import Compared, Snapshot, snapshot
 
@@ -28,7 +28,7 @@ def told(*peers: PeerStatus, rounds: float = 5.0) -> list[str]:
 
 def test_a_good_run_has_no_fault() -> None:
     """Also one whose peers have refused a few late messages, were killed an hour ago, or haven't made a round yet."""
-    few = replace(ALICE, refused=(RefusedPeer("bob", 99, "late"),), death=Event(NOW - 3600, "bob never answered"))
+    few = replace(ALICE, refused=(RefusedPeer("bob", 99, "late"),), newest_deaths=(Death(NOW - 3600, "bob", "silent"),))
     assert told(ALICE, few, PeerStatus(name="new", peer_id="n", state="joining", time=NOW)) == []
 
 
@@ -63,11 +63,11 @@ def test_a_stall_has_its_reason() -> None:
 
 def test_dead_and_silent_peers() -> None:
     """A death that several have noticed is told once; a silent peer may be dead too."""
-    bob = "bob (…abcdef) was silent for 8 s"
-    witnesses = [replace(ALICE, peer_id=id, death=Event(NOW - 60, bob)) for id in "abc"]
+    bob = Death(NOW - 60, "bob (…abcdef)", "silent")
+    witnesses = [replace(ALICE, peer_id=id, newest_deaths=(bob,)) for id in "abc"]
     silent = replace(ALICE, name="dave", peer_id="d", time=NOW - 20)
     assert told(*witnesses, silent) == [
-        f"dead peer: {bob} (60 s ago)",
+        f"dead peer: {bob.text} (60 s ago)",
         "silent peer: dave has not told of itself for 20 s",
     ]
     assert told(replace(silent, state="leaving"), ALICE) == []
@@ -77,7 +77,7 @@ def test_deaths_have_their_causes() -> None:
     """Each of the last few that a peer has noticed, and one of which only the dead peer's own node tells. All deaths
     since the run began are counted, as the peer that knows of most does."""
     noticed = (Death(NOW - 9, "bob (…abcdef)", "trainer"), Death(NOW - 8, "carol (…fedcba)", "node"))
-    witness = replace(ALICE, newest_deaths=noticed, deaths=Deaths(3, 1, 0), death=Event(NOW - 8, noticed[1].text))
+    witness = replace(ALICE, newest_deaths=noticed, deaths=Deaths(3, 1, 0))
     dave = replace(ALICE, name="dave", peer_id="id-ddddd", state="dead", time=NOW - 2)
     total = "since the run began: 4 deaths (3 trainer, 1 node)"
     assert told(witness, replace(ALICE, peer_id="b", deaths=Deaths(1, 0, 0)), dave) == [

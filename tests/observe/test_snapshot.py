@@ -83,7 +83,7 @@ def test_the_schema_is_the_documented_one() -> None:
     told = record(round=RoundProgress(1, 2, 3), doubt="its results differ",
                   events=[Event(NOW - 10, "carol has joined")],
                   refused=refused,
-                  death=Event(NOW - 20, "dave was silent for 8 s"), deaths=Deaths(1, 0, 1),
+                  deaths=Deaths(1, 0, 1),
                   newest_deaths=[Death(NOW - 20, "dave (…abcdef)", "silent")])  # fmt: skip
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
         "schema_version": 2,
@@ -121,7 +121,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "aggregates": [0, 2], "aggregates_count": 2, "round": {"fragment": 1, "got": 2, "want": 3},
                 "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of fragment 0 is ignored"}],
                 "doubt": "its results differ",
-                "death": {"time": NOW - 20, "text": "dave was silent for 8 s"},
+                "death": {"time": NOW - 20, "text": Death(0.0, "dave (…abcdef)", "silent").text},
                 "newest_deaths": [{"time": NOW - 20, "peer": "dave (…abcdef)", "cause": "silent"}],
                 "deaths": {"trainer": 1, "node": 0, "silent": 1},
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],

@@ -13,6 +13,7 @@ from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import (
     Buffered,
     DataProgress,
+    Death,
     Event,
     GpuMemory,
     LastRound,
@@ -77,14 +78,14 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
 def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     """Until it writes a newer record: then it lives. One that has left, or of which an older death is told, is not
     dead."""
-    death = Event(NOW - 1, "bob (…id_bob) can't be reached any more")
-    alice = named("alice", state="training", loss=3.0, death=death)
+    deaths = [(Death(NOW - 1, peer, "silent"),) for peer in ("bob (…id_bob)", "…id_bob")]
+    alice = named("alice", state="training", loss=3.0, newest_deaths=deaths[0])
     bob = PeerStatus(name="bob", peer_id="12D3id_bob", state="training", loss=2.0, time=NOW - 2)
     for one, shown in ((bob, "dead"), (replace(bob, time=NOW), "training"), (replace(bob, state="leaving"), "leaving")):
         snap = snapshot("main", None, [alice, one], NOW)
         assert f"bob state={shown} " in lines(snap)[2]
         assert snap.run.loss == (2.5 if shown == "training" else 3.0)
-    unnamed = replace(alice, death=Event(NOW - 1, "12D3id_bob can't be reached any more"))
+    unnamed = replace(alice, newest_deaths=deaths[1])
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 

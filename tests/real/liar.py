@@ -99,11 +99,10 @@ class Liar:
         return 1 << 20
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        body = opened(header, self.token)
-        if isinstance(body, int):
+        message = opened(header, self.token, self.run.rules)
+        if isinstance(message, int):
             assert payload is not None
-            body = payload
-        message = unpack(body, self.run.rules)
+            message = unpack(payload, self.run.rules)
         if isinstance(message, m.Slice):
             message = replace(message, payload=payload, hash=hash_of(payload or b""))
         self.came.append((sender, message))
@@ -189,7 +188,7 @@ class Liar:
         if isinstance(message, wire.NodeMessage):
             header = packed(message, self.token)
         else:
-            header, body = pack(self.signatures.signed(message), self.run.rules, self.token)
+            header, body = pack(self.signatures.signed(message), self.token)
             payload = payload if body is None else memoryview(body)
         try:
             await self.transport.send(to, header, payload)

@@ -176,6 +176,8 @@ def test_a_killed_run_goes_on_from_disk_and_stays_ended(swarm: Swarm, tmp_path: 
 
     all_die()
     shutil.rmtree(tmp_path / "a" / f"checkpoint-{STOP}")
+    assert (last := start("b", disk="b2")).wait_for("finished")["digest"] == digest
+    assert last.status() == 0  # it has left, and the DHT has its record of the end
     error = (hasty := start("a", 2.0)).wait_for("error")
     assert error["kind"] == "GaveUpWaiting"
     assert f"has ended at epoch {STOP} (digest {digest}" in error["sentence"]
