@@ -11,7 +11,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core import holding
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fragment import FragmentLog
-from p2p_diloco.core.messages import Commit, Head, Held, Mean, Ready, Slice, Want, What
+from p2p_diloco.core.messages import Commit, Held, Mean, Ready, Slice, Want, What
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from tests.core.sabotage import fails_if
@@ -110,20 +110,17 @@ def test_a_dead_leader_is_replaced_though_most_are_behind(peers: int, trains_s: 
     assert statistics.median(took) < world.rules.settle, took
 
 
-@fails_if(Replica._follow, "(Phase.COLLECTING, Phase.LACKING)", "(Phase.COLLECTING,)", 5)
-@fails_if(FragmentLog.leads_to, "return at == version", "return True", 5)
-@pytest.mark.parametrize("peers", [3, 5, 8])
-def test_short_rounds_starve_nobody(peers: int) -> None:
-    """Of eight peers D trains for a second, while the others make more commits than are kept for it. Its submission is
-    answered with the newest one; so it fetches the state at once, also if it has the header of an earlier one from its
-    last fetch. Of three peers hardly anybody needs to: mostly all commits between come with the answer."""
-    world = unlike(peers, 1.0)
+@fails_if(Replica._follow, "(Phase.COLLECTING, Phase.LACKING)", "(Phase.COLLECTING,)")
+@fails_if(FragmentLog.leads_to, "return at == version", "return True")
+def test_short_rounds_starve_nobody() -> None:
+    """While D trains for a second, the others make more commits than are kept for it. Its submission is answered with
+    the newest one; so it fetches the state at once, also if it has the header of an earlier one from its last fetch."""
+    world = unlike(5, 1.0)
     world.run(10)
-    before, fetched = {name: peer.made for name, peer in world.peers.items()}, len(world.sent(Head))
+    before = {name: peer.made for name, peer in world.peers.items()}
     world.run(30)
     for name, peer in world.peers.items():
         assert (peer.made - before[name]) * peer.trains_s > 0.6 * 30, (name, world.tell())
-    assert peers > 3 or len(world.sent(Head)) < fetched + 8
     world.check()
 
 
