@@ -63,11 +63,11 @@ def is_stale(log: FragmentLog, base: Version) -> bool:
 
 def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
     """Return the commits since this base with their means, as far as they are kept and the peer is not known to hold
-    them. If not all are kept, the newest one says that the leader is ahead; its means would be of no use."""
+    them: at least the newest, by which its receiver knows that the leader is ahead."""
     if peer == log.me or base == log.version:
         return []
     since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
-    newer = log.last[since[0] :] if since else [(commit, ()) for commit, _ in log.last[-1:]]
+    newer = log.last[since[0] :] if since else log.last[-1:]
     lacked = [(commit, means) for commit, means in newer if commit.version.epoch > log.shown.get(peer, -1)]
     told: list[Effect] = []
     for commit, means in lacked:
@@ -217,11 +217,13 @@ def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
     """Handle a message on a version that is not reached here. Ask for the commits between, if the sender waits for this
     peer: it proposes a commit that this peer should hold, or it claims the term, and should lead in this peer's own
-    view, too."""
+    view, too. If only means are lacking, they are on their way, or `applying.tick` asks for them: on a slow link nobody
+    should send them twice."""
     named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
     claims_it = isinstance(message, Claim) and claims.succeeds(log, sender)
-    if not (named or claims_it) or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
-        return []  # asked lately: each answer may hold several commits
+    asked_lately = now - log.round.asked.get(sender, float("-inf")) < log.rules.settle
+    if not (named or claims_it) or asked_lately or log.leads_to(message.base):
+        return []
     log.round.asked[sender] = now
     return [Send(sender, Want(log.fragment, log.held.version, What.NEWS))]
 
@@ -250,30 +252,33 @@ def _line(log: FragmentLog) -> tuple[str, ...]:
 
 def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
-    once the election names it and this peer has led for a while. A peer that no commit has counted may be named, too:
-    else nobody else would hold the commits that a first peer makes alone. Private peers, and those that were waited for
-    in vain, are named only where there are too few others."""
+    once the election names it and this peer has led for a while. A peer that no commit has counted may be named if it
+    is at the present version: else nobody else would hold the commits that a first peer makes alone. Who is too far
+    behind is elected, and named later. Private peers, and those that were waited for in vain, are named only where
+    there are too few others."""
     there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
-    names = [peer for peer in there if peer in _line(log) or _is_near(log, peer)]
+    known = {*log.held.roll, *_line(log)}
+    names = [p for p in there if p in known or log.roster.tells(p, log.fragment, log.held.version)]
     able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
     summaries = {peer: log.roster.summary(peer) for peer in able}
     last = [p for p, s in summaries.items() if (s is not None and not s.eligible) or was_waited_for(log, p)]
     first = [peer for peer in able if peer not in last]
     order = elected(log.rules.run, tuple(range(len(log.rules.fragments))), first, last)[log.fragment]
     log.assigned = now if log.assigned is None else log.assigned
-    over = hands_over(log.me, order, now - log.assigned, log.rules.assigned_for)
+    near = [peer for peer in order if _is_near(log, peer)]
+    over = order[0] in near and hands_over(log.me, order, now - log.assigned, log.rules.assigned_for)
+    first, last = ([peer for peer in peers if peer in near] for peers in (first, last))
     stay = may_stay(log.me, _line(log), first, last, log.rules.successors)
-    return succession(log.me, _line(log), order, stay, log.rules.successors, hand_over=over)
+    return succession(log.me, _line(log), near, stay, log.rules.successors, hand_over=over)
 
 
 def _is_near(log: FragmentLog, peer: str) -> bool:
-    """Whether the commits that are kept lead from what the peer holds, as far as is known, to the present version. All
-    commits would wait for one that is further behind, until it has fetched the state. A peer that no commit has counted
-    must be at the present version."""
+    """Whether the peer may be named: the commits that are kept lead from what it holds, as far as is known, to the
+    present version. All commits would wait for one that is further behind, until it has fetched the state."""
     summary = log.roster.summary(peer)
     told = summary.heads[log.fragment][0] if summary is not None and summary.heads else -1
     behind = log.epoch - max(told, log.shown.get(peer, -1))
-    return behind <= (applying.KEPT_ASYNC if peer in log.held.roll else 0)
+    return peer in (log.me, *_line(log)) or behind <= applying.KEPT_ASYNC
 
 
 def was_waited_for(log: FragmentLog, peer: str) -> bool:

@@ -11,7 +11,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core import holding
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fragment import FragmentLog
-from p2p_diloco.core.messages import Commit, Held, Mean, Ready, Slice, Want, What
+from p2p_diloco.core.messages import Commit, Head, Held, Mean, Ready, Slice, Want, What
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from tests.core.sabotage import fails_if
@@ -88,7 +88,6 @@ def test_after_a_split_a_claim_decides_nothing() -> None:
     world.check()
 
 
-@fails_if(Replica._follow, "if follows or not", "if not", peers=8, trains_s=0.5)
 @fails_if(holding.missed, "isinstance(message, Claim) and", "False and", peers=5, trains_s=3.0)
 @pytest.mark.parametrize(("peers", "trains_s"), [(8, 0.5), (5, 3.0)])
 def test_a_dead_leader_is_replaced_though_most_are_behind(peers: int, trains_s: float) -> None:
@@ -107,7 +106,7 @@ def test_a_dead_leader_is_replaced_though_most_are_behind(peers: int, trains_s: 
         took.append(world.now - died)
         world.run(8)
         world.check()
-    assert statistics.median(took) < world.rules.settle, took
+    assert statistics.median(took) < 1.5 * world.rules.settle, took
 
 
 @fails_if(Replica._follow, "(Phase.COLLECTING, Phase.LACKING)", "(Phase.COLLECTING,)")
@@ -121,6 +120,19 @@ def test_short_rounds_starve_nobody() -> None:
     world.run(30)
     for name, peer in world.peers.items():
         assert (peer.made - before[name]) * peer.trains_s > 0.6 * 30, (name, world.tell())
+    world.check()
+
+
+@fails_if(Replica._follow, "if follows or ", "if ")
+def test_who_lacks_means_alone_fetches_nothing() -> None:
+    """Three peers; means are longer than commits, and come later. A peer that is answered knows all commits since its
+    base before it can take their steps: it waits for the means."""
+    world = unlike(3, 1.0)
+    world.rules_of_net.append(lambda sender, to, message: 0.5 if isinstance(message, Mean) else None)
+    world.run(12)
+    fetched = len(world.sent(Head))
+    world.run(20)
+    assert len(world.sent(Head)) == fetched
     world.check()
 
 
@@ -182,7 +194,7 @@ def test_an_answered_submitter_waits_for_nobody() -> None:
 
 
 @fails_if(holding.answers, "() if log.leads else log.round.readys.items()", "()", 0.05, 45.0)
-@fails_if(Replica._settle, "if moved and self.rules.asynchronous else ()", "if False else ()", 1.0, 26.0)
+@fails_if(Replica._settle, "if moved and self.rules.asynchronous else ()", "if False else ()", 0.05, 45.0)
 @pytest.mark.parametrize(("trains_s", "seconds"), [(0.05, 45.0), (1.0, 26.0)])
 def test_nobody_waits_long_for_an_answer(trains_s: float, seconds: float) -> None:
     """Ten peers submit at once again and again. Most are several versions behind when they are answered, and while
