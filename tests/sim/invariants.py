@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from p2p_diloco.core.applying import KEPT_ASYNC
 from p2p_diloco.core.events import Merge
 from p2p_diloco.core.messages import Choice, Close, Commit, Message, Ready
 from p2p_diloco.core.revision import Revision
@@ -137,12 +138,13 @@ def _bury(world: World, process: Process) -> None:
 def _elects(world: World, process: Process, step: Step) -> None:
     """Check the plan of a commit. It may name a private peer as aggregator or successor only if the commit's author
     knows no reachable peer that could be named instead (invariant o): a live one that nothing shows on another
-    lineage."""
+    lineage, or further behind than the commits that are kept."""
     known, line = process.replica.roster.summaries(), step.line
     if world.rules.asynchronous:
         line = tuple(peer for peer in line if peer != process.name)
         here = {peer for peer, summary in known.items() if summary.epochs and process.replica.is_here(step.unit, peer)}
-        could = here - {process.name, *line}
+        near = {peer for peer in here if step.base.epoch - known[peer].epochs[step.unit] <= KEPT_ASYNC}
+        could = near - {process.name, *line}
     else:
         line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
     hidden = {peer for peer, summary in known.items() if not summary.eligible} if step.private is None else step.private
