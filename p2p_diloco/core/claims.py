@@ -79,7 +79,7 @@ def target(log: FragmentLog) -> tuple[int, str]:
 
 
 def succeeds(log: FragmentLog, peer: str) -> bool:
-    """Whether this peer should lead now in place of the promised leader, in the own view."""
+    """Whether the peer should lead now in place of the promised leader, as far as is known here."""
     return peer == target(log)[1] != log.round.leader
 
 

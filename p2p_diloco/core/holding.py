@@ -210,8 +210,13 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
 
 def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Tell the author of a commit that it is held here, if one of its plans names this peer."""
-    named = log.me in commit.choice.successors or log.me in log.held.plan.succession[: log.held.plan.named]
-    return [Send(commit.leader, Held(log.fragment, commit.version))] if named and commit.leader != log.me else []
+    held = Held(log.fragment, commit.version)
+    return [Send(commit.leader, held)] if _is_named(log, commit) and commit.leader != log.me else []
+
+
+def _is_named(log: FragmentLog, commit: Commit) -> bool:
+    """Whether this peer is to hold the commit: the commit names it, or the present plan."""
+    return log.me in (*commit.choice.successors, *_line(log))
 
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
@@ -219,7 +224,7 @@ def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[
     peer: it proposes a commit that this peer should hold, or it claims the term, and should lead in this peer's own
     view, too. If only means are lacking, they are on their way, or `applying.tick` asks for them: on a slow link nobody
     should send them twice."""
-    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
+    named = isinstance(message, Commit) and _is_named(log, message)
     claims_it = isinstance(message, Claim) and claims.succeeds(log, sender)
     asked_lately = now - log.round.asked.get(sender, float("-inf")) < log.rules.settle
     if not (named or claims_it) or asked_lately or log.leads_to(message.base):
