@@ -19,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.errors import ConfigError, printable, reason
 from p2p_diloco.history.entry import Entry, tell
 from p2p_diloco.node.history import SUFFIX, Fed, Head, read_line
 
@@ -144,7 +144,7 @@ def naming(lives: Iterable[Life]) -> Callable[[str], str]:
     count = Counter(told.values())
     names = {peer: name if count[name] == 1 else f"{name}-{peer[-LETTERS:]}" for peer, name in told.items()}
     ids = re.compile("|".join([*map(re.escape, sorted(names, key=len, reverse=True)), ID]))
-    return lambda text: ids.sub(lambda found: names.get(found[0], f"…{found[0][-LETTERS:]}"), text)
+    return lambda text: printable(ids.sub(lambda found: names.get(found[0], f"…{found[0][-LETTERS:]}"), text))
 
 
 def check(life: Life) -> tuple[int, str]:

@@ -52,6 +52,9 @@ LONGEST = {
 ITEMS_MAX = 12_000
 """The longest list of another field: a roll has at most so many members."""
 TEXT_MAX, SEAL_MAX = 1024, 128
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
+"""Text without control characters and without marks that turn its direction: whoever prints a name from another peer
+gives his terminal no commands."""
 
 T = TypeVar("T")
 
@@ -66,7 +69,7 @@ def _scalar(hint: Any, field: str) -> Any:
         return Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{HEXADECIMAL[name]}}})?\Z")]
     if hint is bytes:
         return Annotated[bytes, Meta(max_length=SEAL_MAX)]
-    return Annotated[str, Meta(max_length=TEXT_MAX)] if hint is str else hint
+    return Annotated[str, Meta(max_length=TEXT_MAX, pattern=PRINTABLE)] if hint is str else hint
 
 
 def _listed(item: Any, field: str) -> Any:

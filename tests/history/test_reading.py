@@ -183,7 +183,7 @@ def test_what_can_not_be_read_in_a_folder_is_left_out(
 
 def test_peers_are_called_by_their_names(world: RecordedWorld) -> None:
     """Names stand in place of ids; of two peers of one name, and of one without a name, the id's last letters are
-    shown."""
+    shown. No text gives the terminal commands."""
     lives = world.lives()
     ids = [f"12D3KooW{letter * 44}" for letter in "abc"]
     for life, peer in zip(lives, ids, strict=False):
@@ -191,3 +191,4 @@ def test_peers_are_called_by_their_names(world: RecordedWorld) -> None:
     other = "12D3KooW" + "z" * 44
     named = naming(lives)
     assert named(" ".join([*ids, other])) == "box-aaaaaa box-bbbbbb alice …zzzzzz"
+    assert named("a\x1b[2Jb") == "a [2Jb"
