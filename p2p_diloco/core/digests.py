@@ -49,9 +49,9 @@ def majority(log: FragmentLog) -> list[str]:
 
 def unlike(log: FragmentLog, others: list[str]) -> list[Note]:
     """Say once that this machine is at fault, if others have had other tensors in several versions."""
-    roster, epoch = log.roster, max(log.digests)
-    roster.outvoted |= {(log.fragment, epoch)}
-    if len(roster.outvoted) != UNLIKE or not roster.is_new("mismatch", log.me):
+    outvoted, before = log.roster.outvoted, len(log.roster.outvoted)
+    outvoted.add((log.fragment, max(log.digests)))
+    if not before < len(outvoted) == UNLIKE:
         return []
     text = (
         f"this machine computes the outer step unlike the other peers ({', '.join(others)}), or its memory is faulty: "
