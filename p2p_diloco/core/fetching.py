@@ -462,10 +462,11 @@ class Fetching:
                 fetch.heard_at = now
 
     def _is_vain(self, fetch: Fetch, now: float) -> bool:
-        """Whether nobody sends anything of a state newer than the own one, though each that was asked had its time. A
-        member that says that it is ahead, and sends nothing, would stop all others."""
-        newer = not fetch.repair and self.logs[fetch.fragment].state is not None
-        return newer and now - fetch.heard_at >= (1 + len(fetch.those_asked)) * self.rules.fetch_again
+        """Whether nobody sends anything of a newer state, though each that was asked had its time. A member that says
+        that it is ahead, and sends nothing, would stop all others. A newcomer goes on if it knows of nobody else."""
+        if fetch.repair or now - fetch.heard_at < (1 + len(fetch.those_asked)) * self.rules.fetch_again:
+            return False
+        return self.logs[fetch.fragment].state is not None or bool({*self.roster.holders()} - {*fetch.donors})
 
     def _doubt(self, fetch: Fetch, now: float) -> list[Effect]:
         for peer in fetch.those_asked:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import applying, claims, owning, waits
+from p2p_diloco.core import applying, claims, leading, owning, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
@@ -18,7 +18,7 @@ from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, S
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, ModelVersion
-from tests.core.parts import a_log, choice_of
+from tests.core.parts import a_log, a_ready, choice_of
 from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
@@ -82,6 +82,27 @@ def test_who_has_applied_the_commit_whose_means_come_is_of_this_lineage() -> Non
     assert claims.able(log, "A")
     log.round.commit = None
     assert not claims.able(log, "A")
+
+
+@fails_if(leading._sends_no_more, " or not log.is_here(author)", "")
+def test_an_author_that_went_to_another_version_is_left_out_at_once() -> None:
+    """A closes with B's contribution and lacks its slices. Meanwhile B has taken the step of C, whose claim A had
+    refused: B sends no more for A's round. A doesn't wait for that two graces, which are long where rounds are."""
+    log = a_log("A", "A", "B", "C")
+    log.usual[0].append(50.0)
+    for name in "AB":
+        leading.collect(log, name, a_ready(log.held), 0.0)
+    for number in range(3):
+        log.round.slices[number, "A"] = Slice(0, log.held.version, "A", ContributionId(1, 99), number, "abc"[number])
+    log.round.owners = ("A",) * 3
+    leading.close(log, leading.choose(log), 1.0)
+    log.roster.summarized("B", Summary(1, "worker", heads=((4, "of C"),), model=ModelVersion(0, 9, 4, "")))
+    log.roster.elsewhere.add("B")
+    for now in (2.0, 3.0):
+        leading.tick(log, now)
+    assert log.round.close is not None
+    assert log.round.close.choice is not None
+    assert [peer for peer, _ in log.round.close.choice.entries] == ["A"]
 
 
 def test_what_a_leader_at_an_older_version_waits_for_excuses_it_from_nothing() -> None:
