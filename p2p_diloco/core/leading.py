@@ -93,12 +93,13 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
         round.owners = append(log.held, choice, key, (), log.rules).plan.owners
     owners = _owners(log)
     again = round.close is not None and round.close.key == key
+    round.closes(now)
     round.attempt += 1
     held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
     round.close = Close(*held, choice, owners)
     round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
     round.lacks = round.lacks if again else {}
-    round.moved_at, round.half_at, round.closed_at = now, None, min(round.closed_at, now)
+    round.moved_at, round.half_at = now, None
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
     if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)

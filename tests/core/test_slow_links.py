@@ -84,6 +84,21 @@ def test_who_has_applied_the_commit_whose_means_come_is_of_this_lineage() -> Non
     assert not claims.able(log, "A")
 
 
+@fails_if(applying.got, " - round.in_vain", "", "AB")
+@pytest.mark.parametrize("whom", ["AB", "A"])
+def test_a_peer_whose_long_messages_are_lost_holds_no_round_up_for_long(whom: str) -> None:
+    """C's path drops long packets, to all or to A alone. It contributes, and its slices and means don't come. Each wait
+    for them was counted into the usual time, so the next wait was twice as long, until rounds stood still."""
+    world = World("ABC", rules(round_timeout=600.0), trains_s=60.0)
+    world.run(200.0)
+    before = world.peers["A"].epoch
+    long = Slice | Mean | Part
+    world.rules_of_net.append(lambda s, to, m: LOST if s == "C" and to in whom and isinstance(m, long) else None)
+    world.run(3000.0)
+    assert world.peers["A"].epoch - before > 0.75 * 3000 / 60
+    assert world.peers["B"].epoch >= world.peers["A"].epoch - 1
+
+
 @fails_if(leading._sends_no_more, " or not log.is_here(author)", "")
 def test_an_author_that_went_to_another_version_is_left_out_at_once() -> None:
     """A closes with B's contribution and lacks its slices. Meanwhile B has taken the step of C, whose claim A had
