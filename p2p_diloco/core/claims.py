@@ -46,7 +46,7 @@ def entitled(log: FragmentLog, peer: str, term: int) -> bool:
     candidates = line(log)
     if term == 0:
         return peer in candidates[:1]
-    if term < 0 or term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
+    if term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
         return False
     if peer in candidates:
         return candidates[term % len(candidates)] == peer
@@ -145,7 +145,7 @@ def vote(log: FragmentLog, to: str) -> Send:
 
 def advance(log: FragmentLog, now: float) -> list[Effect]:
     """Claim the term if it is this peer's turn. Give a promise that was refused, if it may be given now."""
-    if log.state is None or log.phase not in FREE:
+    if log.phase not in FREE:
         return []
     if effects := promise(log, now):
         return effects

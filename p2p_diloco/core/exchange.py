@@ -37,7 +37,7 @@ class Exchange:
 
     def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int, grant: str = "") -> None:
         self.me, self.rules, self.logs, self.grant = me, rules, logs, grant
-        self.incarnation, self.sequence, self.turn = incarnation, 0, 0
+        self.incarnation, self.sequence = incarnation, 0
         self.carried = [Carried() for _ in logs]
         self.ready: Ready | None = None
         self.parts: dict[int, Slice] = {}
@@ -78,7 +78,7 @@ class Exchange:
     def due(self) -> int | None:
         """Return the fragment to which the trainer should contribute next; None at the end of the run."""
         if self.rules.asynchronous:
-            turns = (fragment % len(self.logs) for fragment in range(self.turn, self.turn + len(self.logs)))
+            turns = (fragment % len(self.logs) for fragment in range(self.sequence, self.sequence + len(self.logs)))
             return next((fragment for fragment in turns if not self.logs[fragment].final), None)
         return fragment_by_log([None if log.final else log.epoch for log in self.logs])
 
@@ -130,7 +130,7 @@ class Exchange:
         return self.deliver(log, now)
 
     def _begin(self, event: Contribute, log: FragmentLog, now: float) -> None:
-        self.sequence, self.turn = self.sequence + 1, self.turn + 1
+        self.sequence += 1
         id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
         uses = event.uses if not log.fragment else tuple(replace(use, used=(), wants=0) for use in event.uses)
         empty = bool(uses) and event.weight <= WEIGHT_MIN
@@ -151,8 +151,7 @@ class Exchange:
 
     def aggregates(self, log: FragmentLog) -> None:
         """Take part in a round as a peer that only aggregates: with a Ready of weight 0."""
-        busy = self.ready is not None and self.ready.base == log.version
-        if busy or log.roster.mine.role != "aggregator" or log.phase is not Phase.COLLECTING or self.rules.asynchronous:
+        if log.roster.mine.role != "aggregator" or log.phase is not Phase.COLLECTING or self.rules.asynchronous:
             return
         if self.fragment is not None and self.logs[self.fragment].version == self.ready_base:
             return

@@ -427,8 +427,7 @@ class Fetching:
             log.shown, log.misses = {}, {}
         log.last, log.lacking, log.fresh, log.digests = [], set(), False, {}
         self.damaged.pop(head.fragment, None)
-        before = log.round
-        log.round.began, log.unproven = 0.0, True  # a fetch is no usual round
+        before, log.unproven = log.round, True
         log.begin(head, now)
         if self.rules.asynchronous:
             holding.carry_over(log, before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from . import applying, claims, closing, owning
-from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unsound
+from .admission import countable, is_counted, may_be_gone, unfit, unsound
 from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
@@ -26,7 +26,7 @@ turns; twice as many each further time, DOUBLINGS_MAX times at most."""
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
     """Store a contribution. All peers store those that they get: the leader may change."""
     incarnation = log.roster.mine.incarnation
-    if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
+    if why := unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]
     known = log.round.readys.get(sender)
     if (known is not None and known.id >= ready.id) or is_counted(log.held, sender, ready):
@@ -80,7 +80,7 @@ def _did_not_deliver(log: FragmentLog, who: str) -> None:
 
 
 def _is_gone(log: FragmentLog, peer: str) -> bool:
-    return peer != log.me and not log.roster.live(peer) and not log.roster.presumed(peer)
+    return not log.roster.live(peer) and not log.roster.presumed(peer)
 
 
 def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
@@ -110,7 +110,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
 def _owners(log: FragmentLog) -> tuple[str, ...]:
     """Return the owner of each slice now: the one before, or the next in the slice's own order that can be."""
     plan, round = log.held.plan, log.round
-    able = may_own(log.held.roll, [p for p in plan.succession if p in log.held.roll], log.epoch)
+    able = may_own(log.held.roll, plan.succession, log.epoch)
     able = [peer for peer in able if _may_work(log, peer)] or [log.me]
     key = f"{log.rules.run}/{log.fragment}/{log.epoch}"
     return tuple(
@@ -122,7 +122,7 @@ def _owners(log: FragmentLog) -> tuple[str, ...]:
 def _may_work(log: FragmentLog, peer: str) -> bool:
     if peer in log.round.excluded or not claims.able(log, peer):
         return False
-    return peer == log.me or not (log.roster.away(peer) or claims.serves_another(log, peer))
+    return not (log.roster.away(peer) or claims.serves_another(log, peer))
 
 
 def commit(log: FragmentLog, now: float) -> list[Effect]:
@@ -152,7 +152,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
     if message.missing or log.may_wait(now - 2 * log.grace()):
         round.asked.pop(sender, None)  # else it says for too long that all is on its way
     for number, authors in message.missing:
-        if not 0 <= number < log.slices or round.close.owners[number] != sender:
+        if round.close.owners[number] != sender:
             continue
         for author in authors:
             since, passed_on = round.lacks.get((number, author), (now, False))

@@ -8,6 +8,7 @@ from . import claims, closing, holding
 from .fragment import FragmentLog
 from .revision import Revision
 from .round import Phase
+from .state import steps_of
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -15,12 +16,7 @@ if TYPE_CHECKING:
 
 def steps(replica: Replica) -> int:
     """Return how many inner steps a peer that always makes H has made up to the present state."""
-    return sum(_steps_of(log) for log in replica.logs)
-
-
-def _steps_of(log: FragmentLog) -> int:
-    epoch, made = log.held.paced
-    return made + (log.epoch - epoch) * log.rules.steps_between(log.held.revision, log.fragment)
+    return sum(steps_of(log.held, replica.rules) for log in replica.logs)
 
 
 def ended_by(replica: Replica) -> Revision:

@@ -9,26 +9,17 @@ from __future__ import annotations
 import math
 
 from . import claims
-from .admission import unsigned
 from .events import Average, Averaged, Complaint, Effect, Send
 from .fragment import FragmentLog
-from .messages import Choice, Close, Lack, Mean, Ready, Slice, Want, What
+from .messages import Choice, Close, Lack, Mean, Ready, Slice, Want
 from .round import Phase
-from .state import key_of
 
 
 def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effect]:
     """Handle another peer's Close: serve it if its leader is the promised one, or would be promised now."""
     round = log.round
-    if close.leader != sender or (
-        close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
-    ):
-        return [Complaint(sender, "its Close does not have the key of its choice")]
-    if len(close.owners) != log.slices:
-        return [Complaint(sender, "its Close has another number of slices")]
-    for peer, ready in () if close.choice is None else close.choice.entries:
-        if (why := unsigned(ready)) or len(ready.hashes) not in (0, log.slices):
-            return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why or 'its slices'}")]
+    if close.leader != sender:
+        return [Complaint(sender, "its Close is another leader's")]
     if (close.term, sender) != (round.term, round.leader):
         if close.term:
             round.refused[sender] = close.term, math.inf
@@ -105,7 +96,7 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
     that were counted are progress, and no other takes the place of one; once a commit is known, none is, because means
     are lacking, not slices. Else an author could hold the round up."""
     round = log.round
-    if sender not in (part.author, round.leader) or not 0 <= part.number < log.slices:
+    if sender not in (part.author, round.leader):
         return [Complaint(sender, "a slice came from neither its author nor the leader")]
     choice = None if round.close is None else round.close.choice
     ready = None if choice is None else dict(choice.entries).get(part.author)
@@ -122,7 +113,7 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
 def answer(log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
     """Tell the leader which slices are missing here for the choice that it asks about; not those on their way."""
     close = log.round.close
-    if want.what is not What.LACKS or close is None or close.choice is None or close.key != want.key:
+    if close is None or close.choice is None or close.key != want.key:
         return []
     asked = [number for number in want.numbers if number in owned(log, close)]
     if not any(lacked(log, close.choice, number) for number in asked):

@@ -50,7 +50,7 @@ class Replica:
         self.own = Exchange(me, rules, self.logs, incarnation, grant)
         self.training = Training(rules, self.logs, self.roster, self.own, now)
         self.rounds = Rounds(self.logs, self.own)
-        self.presence = Presence(rules, self.roster, self.rounds)
+        self.presence = Presence(self.roster, self.rounds)
         self.lineage = Lineage(rules, self.logs, self.roster)
         self.fetching = Fetching(rules, self.logs, self.roster)
         self.finished = self.departed = False
@@ -125,7 +125,7 @@ class Replica:
         if self.departed:
             return math.inf
         ends = [closing.closes_at(log) for log in self.logs if self._collects(log)]
-        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous and log.state is not None]
+        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous]
         self.planned = min([self.next_tick, self.training.loads_by, *ends])
         return self.planned
 
@@ -257,18 +257,16 @@ class Replica:
             ):
                 effects += self._follow(sender, message, now)
         effects += self.rounds.received(sender, message, now)
-        return effects + (
-            self.fetching.came(message.fragment, now) if message.fragment in self.fetching.fetches else []
-        )
+        return effects + self.fetching.came(message.fragment, now)
 
     def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
         """Tell what this replica holds, or send what is asked of it."""
         if ask.fragment is None:
             told = self.lineage.tell(leaves=self.fetching.under_way and self.fetching.together)
             return [] if told is None else [e.Send(sender, told)]
-        if not 0 <= ask.fragment < len(self.logs) or (log := self.logs[ask.fragment]).state is None:
+        if (log := self.logs[ask.fragment]).state is None:
             return []
-        numbers = [n for n in ask.numbers or (HEAD,) if HEAD <= n < log.slices][: self.rules.fetch_window]
+        numbers = (ask.numbers or (HEAD,))[: self.rules.fetch_window]
         whole = [number for number in numbers if number not in self.fetching.repaired(log.fragment)]
         self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
         return [e.Send(sender, part_of(log, number)) for number in whole]
@@ -384,7 +382,7 @@ class Replica:
             old = before[log.fragment]
             if old is not None:
                 effects += self.fetching.stepped(log, old, now)
-            effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
+            effects += self.rounds.begun(log, now) if log.early else []
         for log in self.logs if moved and self.rules.asynchronous else ():
             for (_, sender, *_), kept in log.early.items():  # an answer that came while nothing could be fetched
                 if isinstance(kept, m.Commit):

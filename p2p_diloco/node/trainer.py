@@ -20,11 +20,10 @@ from torch import Tensor
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
-from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
-from p2p_diloco.core.version import ContributionId, life_of
+from p2p_diloco.core.version import ContributionId, life_of, model_version
 from p2p_diloco.node import wire
 from p2p_diloco.node.channel import Door, Message, NodeEnd
 from p2p_diloco.node.common import Common
@@ -224,7 +223,7 @@ class TrainerSide:
             commit_steps=replica.steps,
             every=self.submissions.steps if self._asynchronous else every,
             epoch=min(version.epoch for version in merged),
-            digest=model_of(merged).digest,
+            digest=model_version(merged).digest,
             trained=min(version.samples for version in merged),
             workers=replica.workers(),
             tables=replica.tables if tells_data else None,

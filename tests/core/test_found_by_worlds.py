@@ -22,9 +22,9 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rounds import Rounds
-from p2p_diloco.core.state import append, founding, hash_of, is_sound, key_of, rooted
+from p2p_diloco.core.state import append, founding, hash_of, is_sound, key_of
 from p2p_diloco.core.version import ModelVersion, Version
-from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, blamed, choice_of, keeps, sent, tells
+from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, choice_of, keeps, sent, tells
 from tests.core.sabotage import fails_if
 from tests.core.world import LOST, NOTHING, Peer, World, rules
 
@@ -52,26 +52,6 @@ def test_at_epoch_0_only_the_founder_is_in_the_roll() -> None:
     state = founding(0, Version(0, 0, 0, "theta0"), "A", 3)
     assert is_sound(state)
     assert not is_sound(replace(state, roll={**state.roll, "X": state.roll["A"]}))
-
-
-def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
-    """An entry with a weight and no hashes, or with hashes of another root, is a lie of the leader, and no error."""
-    world = World("ABC", epoch=3)
-    leader, owner, _ = world.line
-    for lie in ({"hashes": ()}, {"hashes": ("x", "y", "z")}):
-        ready = replace(a_ready(world.peers["A"].state()), **lie)
-        close = a_close(world.log(owner), msg.Choice(leader, 0, ((leader, ready),)), owner)
-        assert blamed(world.effects(owner, e.Received(leader, close))) == [leader]
-        assert blamed(world.effects(leader, e.Received(owner, ready))) == [owner]
-
-
-def test_a_close_with_another_number_of_slices_is_refused() -> None:
-    world = World("AB", epoch=2)
-    log = world.log("B")
-    ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
-    for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
-        close = a_close(log, msg.Choice("A", 0, entries), "B")
-        assert blamed(world.effects("B", e.Received("A", replace(close, owners=owners)))) == ["A"]
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
