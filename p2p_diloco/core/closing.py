@@ -57,10 +57,10 @@ def works(log: FragmentLog, peer: str, summary: Summary) -> bool:
 def evidence(log: FragmentLog, peer: str) -> int:
     """Return the highest epoch that the peer has reached, or has contributed to; -1: none is known."""
     member = log.held.roll.get(peer)
-    return max(_reached(log, peer), -1 if member is None else member.epoch)
+    return max(reached(log, peer), -1 if member is None else member.epoch)
 
 
-def _reached(log: FragmentLog, peer: str) -> int:
+def reached(log: FragmentLog, peer: str) -> int:
     """Return the highest epoch that the peer is known to hold."""
     summary = log.roster.summary(peer)
     said = summary.epochs[log.fragment] if summary is not None and summary.heads else -1
@@ -72,7 +72,7 @@ def all_hold(log: FragmentLog) -> bool:
     that was found dead may be back soon, and then asks for the commit's means."""
     counted = {peer for commit, _ in log.last[-1:] for peer, _ in commit.choice.entries}
     known = {peer for peer, record in log.roster.peers.items() if record.left is None and not record.expelled}
-    return all(_reached(log, peer) >= log.epoch for peer in {*counted, *known} - {log.me})
+    return all(reached(log, peer) >= log.epoch for peer in {*counted, *known} - {log.me})
 
 
 def workers(log: FragmentLog) -> list[str]:

@@ -120,7 +120,7 @@ class Exchange:
         """Begin to send the trainer's contribution, unless its base is no longer the present version."""
         log = self.logs[event.fragment]
         base = self.merged[event.fragment]
-        if log.state is None or base is None or log.phase is Phase.FINAL or not self._counts(log, base):
+        if base is None or log.phase is Phase.FINAL or not self._counts(log, base):
             return [Release(sent=False)]
         if not self.rules.asynchronous and log.phase not in SENDS_IN:
             return [Release(sent=False)]

@@ -262,7 +262,7 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
     known = {*log.held.roll, *_line(log)}
     names = [p for p in there if p in known or log.roster.tells(p, log.fragment, log.held.version)]
-    able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
+    able = sorted({*names, log.me} - log.round.passed)
     summaries = {peer: log.roster.summary(peer) for peer in able}
     last = [p for p, s in summaries.items() if (s is not None and not s.eligible) or was_waited_for(log, p)]
     first = [peer for peer in able if peer not in last]
@@ -278,10 +278,7 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
 def _is_near(log: FragmentLog, peer: str) -> bool:
     """Whether the peer may be named: the commits that are kept lead from what it holds, as far as is known, to the
     present version. All commits would wait for one that is further behind, until it has fetched the state."""
-    summary = log.roster.summary(peer)
-    told = summary.heads[log.fragment][0] if summary is not None and summary.heads else -1
-    behind = log.epoch - max(told, log.shown.get(peer, -1))
-    return peer in (log.me, *_line(log)) or behind <= applying.KEPT_ASYNC
+    return peer in (log.me, *_line(log)) or log.epoch - closing.reached(log, peer) <= applying.KEPT_ASYNC
 
 
 def was_waited_for(log: FragmentLog, peer: str) -> bool:

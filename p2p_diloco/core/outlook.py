@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from . import claims, closing, holding
 from .fragment import FragmentLog
+from .replica import Replica
 from .revision import Revision
 from .round import Phase
 from .state import steps_of
-
-if TYPE_CHECKING:
-    from .replica import Replica
 
 
 def steps(replica: Replica) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from . import claims, closing, digests, holding, outlook, waits
+from . import claims, closing, digests, holding, waits
 from . import events as e
 from . import messages as m
 from .exchange import Exchange
@@ -89,16 +89,6 @@ class Replica:
         """The inner steps from one exchange to the next (that of the next fragment), by the H of the present state."""
         return self.rules.steps_between(self.revision)
 
-    @property
-    def steps(self) -> int:
-        """How many inner steps a peer that always makes H has made up to the present state."""
-        return outlook.steps(self)
-
-    @property
-    def ended_by(self) -> Revision:
-        """The revision whose stop the run has reached."""
-        return outlook.ended_by(self)
-
     def state(self, index: int) -> State:
         """Return the replicated state of the fragment of this slice, given by its index in the whole model. This
         replica must hold one."""
@@ -107,18 +97,6 @@ class Replica:
     def workers(self) -> int:
         """Return the number of live peers that train, this peer included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
-
-    def aggregates(self) -> tuple[int, ...]:
-        """Return the slices, by their index in the whole model, whose next mean this peer computes."""
-        return outlook.owned(self)
-
-    def round(self) -> tuple[int, int, int] | None:
-        """Return (fragment, contributions received, contributions expected) of a round that this peer leads."""
-        return outlook.round_now(self)
-
-    def waiting(self) -> str:
-        """Return one sentence that says what this replica waits for; an empty string if it waits for nothing."""
-        return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
@@ -321,7 +299,7 @@ class Replica:
                     effects += [e.Send(peer, want) for peer in belief.donors]
                     effects += self.rounds.advance(log, now)
         if behind:
-            effects += self.fetching.begin(behind, sorted({belief.teller, *belief.donors}), now, together=belief.fork)
+            effects += self.fetching.begin(behind, sorted(belief.donors), now, together=belief.fork)
         return effects
 
     # -- time
