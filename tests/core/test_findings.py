@@ -256,6 +256,31 @@ def test_a_claimant_learns_of_the_commit_that_a_voter_knows() -> None:
     assert log.round.commit == commit
 
 
+@fails_if(claims.forgotten_by, "log.round.refused.pop(peer, None)", "pass")
+@fails_if(claims.forgotten_by, "log.round.heard.pop(peer, None)", "pass")
+def test_a_claim_of_an_earlier_life_is_void() -> None:
+    """B claims, and restarts. If the leader dies then, nobody promises what B no longer claims. What it claims anew is
+    promised, though its numbers begin again."""
+    leader, claimant, me = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(me, leader, claimant, me)
+    claims.claimed(log, claimant, msg.Claim(0, log.held.version, 1, 100), 1.0)
+    claims.forgotten_by(log, claimant)
+    log.roster.peers[leader].dead = True
+    assert claims.promise(log, 2.0) == []
+    claims.claimed(log, claimant, msg.Claim(0, log.held.version, 1, 1), 2.0)
+    assert (log.round.leader, log.round.term) == (claimant, 1)
+
+
+@fails_if(claims.forgotten_by, "log.round.promised.discard(peer)", "pass")
+def test_a_promise_of_an_earlier_life_is_none() -> None:
+    """C promises B's claim, and restarts: it knows nothing of that, and may promise another one now."""
+    log, (_, second, third) = claiming()
+    claims.voted(log, third, msg.Vote(0, log.held.version, 1, second, turn=8))
+    assert third not in claims.missing(log)
+    claims.forgotten_by(log, third)
+    assert third in claims.missing(log)
+
+
 # -- means and slices
 
 
