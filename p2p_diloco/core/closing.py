@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from . import claims
 from .events import Effect, Note
 from .fragment import FragmentLog
 from .messages import Choice, Summary
+from .round import Phase
 
 ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
 """A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only as long as a usual round takes. For
@@ -154,7 +156,9 @@ def may_close(log: FragmentLog, now: float) -> bool:
 
 
 def closes_at(log: FragmentLog) -> float:
-    """Return when the round will close if nothing arrives; inf: not by itself."""
+    """Return when this peer will close the round if nothing arrives; inf: not by itself."""
+    if log.phase is not Phase.COLLECTING or not claims.holds_term(log):
+        return math.inf
     missing = [peer for peer in _expected(log) if peer not in log.round.readys]
     moments = sorted({waits_until(log, peer) for peer in missing} - {math.inf})
     return next((moment for moment in moments if may_close(log, moment)), math.inf)

@@ -78,8 +78,7 @@ def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
 def complete(log: FragmentLog) -> list[str]:
     """Return the peers whose submissions are whole here, the first that came first."""
     readys = log.round.readys
-    choice = Choice(log.me, 0, tuple(sorted(readys.items())))
-    lacking = {peer for number in range(log.slices) for peer in owning.lacked(log, choice, number)}
+    lacking = {peer for number in range(log.slices) for peer in owning.lacked(log, readys.items(), number)}
     return sorted(readys.keys() - lacking, key=lambda peer: (log.round.arrived.get(peer, 0.0), peer))
 
 
@@ -240,8 +239,7 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
     there, effects = complete(log), list[Effect]()
     for peer, ready in sorted(log.round.readys.items()):
         if peer not in there and peer != log.me and now - log.round.arrived.get(peer, now) >= log.rules.settle:
-            choice = Choice(log.me, 0, ((peer, ready),))
-            numbers = tuple(n for n in range(log.slices) if owning.lacked(log, choice, n))
+            numbers = tuple(n for n in range(log.slices) if owning.lacked(log, [(peer, ready)], n))
             effects.append(Send(peer, Want(log.fragment, ready.base, What.SLICES, numbers)))
     return effects
 

@@ -51,20 +51,20 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     return close(log, choose(log), now) if closing.may_close(log, now) else []
 
 
-def choose(log: FragmentLog, without: Collection[str] = ()) -> Choice:
+def choose(log: FragmentLog) -> Choice:
     """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
-    readys = _delivered(log, {peer: ready for peer, ready in log.round.readys.items() if peer not in without})
-    entries = countable(readys, log.held)
+    entries = countable(_delivered(log), log.held)
     names = [peer for peer, _ in entries]
     gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
     late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
     return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
 
 
-def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Ready]:
+def _delivered(log: FragmentLog) -> Mapping[str, Ready]:
     """Return the contributions without those of newcomers that lately delivered no slices, or with the grant of one;
     all, if half of them or fewer would be left. Who was counted before stays: a link may be cut."""
-    kept, by_weight = dict(readys), sum(ready.weight > 0 for ready in readys.values())
+    readys = log.round.readys
+    kept, by_weight = dict(readys), len(closing.weighted(log))
     for peer, ready in readys.items():
         until = max(log.undelivered.get(who, (0, -1))[1] for who in (peer, ready.grant))
         if peer not in log.held.roll and until >= log.epoch:
@@ -258,7 +258,7 @@ def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Ef
             for who in {peer, ready.grant or peer}:
                 _did_not_deliver(log, who)
     log.round.lacks = {}
-    choice = choose(log, without=authors)
+    choice = choose(log)
     if unsound(choice, log.held, log.rules):
         log.round.phase, log.round.close = Phase.COLLECTING, None
         return []

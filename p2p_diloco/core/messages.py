@@ -264,11 +264,6 @@ class Held:
     fragment: int
     version: Version
 
-    @property
-    def base(self) -> Version:
-        """As in other messages of a fragment."""
-        return self.version
-
 
 @dataclass(frozen=True, slots=True)
 class Stale:

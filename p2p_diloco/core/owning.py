@@ -7,6 +7,7 @@ Law: functions on one fragment's log. A mean needs no θ and no decision. The ch
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from . import claims
 from .events import Average, Averaged, Complaint, Effect, Send
@@ -42,7 +43,7 @@ def compute(log: FragmentLog) -> list[Effect]:
         return []
     effects: list[Effect] = []
     for number in owned(log, close):
-        if (close.key, number) in round.computing or lacked(log, close.choice, number):
+        if (close.key, number) in round.computing or lacked(log, close.choice.entries, number):
             continue
         mine = round.means.get((close.key, number))
         if mine is not None and mine.owner == log.me:
@@ -59,15 +60,14 @@ def owned(log: FragmentLog, close: Close) -> list[int]:
     return [number for number, owner in enumerate(close.owners) if owner == log.me]
 
 
-def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
+def lacked(log: FragmentLog, entries: Iterable[tuple[str, Ready]], number: int) -> tuple[str, ...]:
     """Return the authors whose slice with this number is not here, or is not the one that its author signed."""
-    entries = choice.entries
     return tuple(p for p, ready in entries if ready.weight and not fits(ready, log.round.slices.get((number, p))))
 
 
 def overdue(log: FragmentLog, choice: Choice, number: int, now: float) -> tuple[str, ...]:
     """Return those of the `lacked` from which nothing is on its way."""
-    return tuple(peer for peer in lacked(log, choice, number) if peer == log.me or not log.comes(peer, now))
+    return tuple(peer for peer in lacked(log, choice.entries, number) if peer == log.me or not log.comes(peer, now))
 
 
 def fits(ready: Ready, part: Slice | None) -> bool:
@@ -116,7 +116,7 @@ def answer(log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect
     if close is None or close.choice is None or close.key != want.key:
         return []
     asked = [number for number in want.numbers if number in owned(log, close)]
-    if not any(lacked(log, close.choice, number) for number in asked):
+    if not any(lacked(log, close.choice.entries, number) for number in asked):
         return []
     missing = ((number, overdue(log, close.choice, number, now)) for number in asked)
     found = tuple((number, authors) for number, authors in missing if authors)

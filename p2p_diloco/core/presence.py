@@ -56,7 +56,7 @@ class Presence:
             return []
         if died:
             return self.died(peer, "trainer", "lost its trainer, which ended without leaving", now)
-        return [e.Note("left", f"{peer} left the run"), *self.lost(peer, now)]
+        return [e.Note("left", f"{peer} left the run"), *self.rounds.lost(peer, now)]
 
     def failed(self, peer: str, now: float) -> list[e.Effect]:
         """Handle a refused dial: probe the peer or, if it was suspect already, count it as dead."""
@@ -67,13 +67,10 @@ class Presence:
         return self.probe(peer, now)
 
     def died(self, peer: str, cause: str, reason: str, now: float) -> list[e.Effect]:
-        summary = self.roster.peers[peer].summary
+        summary, lost = self.roster.peers[peer].summary, self.rounds.lost(peer, now)
         if summary is None:
-            return [e.Note("absent", f"{peer} never answered"), *self.lost(peer, now)]
-        return [e.Note("died", f"{peer} {reason}"), e.Died(peer, summary.incarnation, cause), *self.lost(peer, now)]
-
-    def lost(self, peer: str, now: float) -> list[e.Effect]:
-        return self.rounds.lost(peer, now)
+            return [e.Note("absent", f"{peer} never answered"), *lost]
+        return [e.Note("died", f"{peer} {reason}"), e.Died(peer, summary.incarnation, cause), *lost]
 
     def advance(self, now: float) -> list[e.Effect]:
         return [effect for log in self.logs for effect in self.rounds.advance(log, now)]

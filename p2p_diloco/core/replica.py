@@ -102,13 +102,9 @@ class Replica:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
         if self.departed:
             return math.inf
-        ends = [closing.closes_at(log) for log in self.logs if self._collects(log)]
-        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous]
-        self.planned = min([self.next_tick, self.training.loads_by, *ends])
+        closes_at = holding.closes_at if self.rules.asynchronous else closing.closes_at
+        self.planned = min([self.next_tick, self.training.loads_by, *map(closes_at, self.logs)])
         return self.planned
-
-    def _collects(self, log: FragmentLog) -> bool:
-        return not self.rules.asynchronous and log.phase is Phase.COLLECTING and claims.holds_term(log)
 
     # -- the one entry point
 
@@ -189,7 +185,7 @@ class Replica:
             case e.Granted(peer, grant):
                 self.roster.granted(peer, grant, now)
             case e.Expelled(peer, reason) if self.roster.expel(peer):
-                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.presence.lost(peer, now)]
+                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.rounds.lost(peer, now)]
             case e.Depart(died):
                 self.departed = True
                 return [e.Send(peer, m.Leave(self.roster.mine.incarnation, died)) for peer in self.roster.alive()]

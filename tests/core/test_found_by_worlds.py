@@ -188,6 +188,18 @@ def decided(mine: msg.Told, *others: msg.Told) -> tuple[str, set[str]]:
     return "" if belief is None else belief.told.versions[0].chain, log.roster.elsewhere
 
 
+@fails_if(Lineage._note, "self.roster.elsewhere.discard(peer)", "pass")
+def test_those_that_are_believed_at_last_are_waited_for_again() -> None:
+    """B was ahead, and nobody else said so. Once C does, A takes their commit; it needs their promises again before."""
+    log = a_log("A", "A", "B", "C")
+    lineage, mine = Lineage(log.rules, [log], log.roster), told("one")
+    log.state = replace(log.held, version=mine.versions[0], links=mine.links[0])
+    log.roster.elsewhere = {"B"}
+    lineage.inquiry = Inquiry(0.0, ["B", "C"], dict.fromkeys("BC", told("one", "two")))
+    assert lineage.decide(10.0) is not None
+    assert not log.roster.elsewhere
+
+
 def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
     """A contributed to a version, a commit counted that, and A went over to a lineage without this commit. If its new
     progress had the old id, that commit would pass for one of it, and its steps would be lost in silence."""
