@@ -16,7 +16,7 @@ from p2p_diloco.core.plan import Member, plan_after
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rounds import Rounds
-from p2p_diloco.core.state import append, founded_by, founding, is_sound, key_of
+from p2p_diloco.core.state import append, founded_by, founding, is_sound, key_of, relation
 from p2p_diloco.core.version import SALT_BITS, ContributionId, Version
 from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, after, choice_of, sent
 from tests.core.sabotage import fails_if
@@ -49,6 +49,15 @@ def test_whoever_commits_one_key_makes_one_version() -> None:
     assert key_of(0, state.version, replace(one, entries=(("A", unlike), *one.entries[1:]))) != key_of(
         0, state.version, one
     )
+
+
+@fails_if(state.relation, "theirs.generation != mine.generation", "False")
+def test_another_generation_is_another_lineage_however_far_it_was_set_back() -> None:
+    """The run was set back by more commits than links name. The old generation, far ahead, would be followed."""
+    new, old = replace(a_state(3, "A").version, generation=1), Version(0, 9000, 900, "old")
+    for mine, theirs in ((new, old), (old, new)):
+        links = ((mine.epoch, mine.chain),)
+        assert relation(mine, links, theirs, ((theirs.epoch, theirs.chain),)) == "fork"
 
 
 # -- leading
