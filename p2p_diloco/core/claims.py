@@ -191,7 +191,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
     if sender == round.leader and message.term == round.term:
         round.since = message.turn
         return [vote(log, sender)]
-    if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
+    if not _is_greater(log, message.term, sender):
         return [vote(log, sender)]
     round.refused[sender] = message.term, message.turn
     given = promise(log, now)
@@ -320,7 +320,7 @@ def _outvoted(log: FragmentLog) -> bool:
 def serves_another(log: FragmentLog, peer: str) -> bool:
     """Whether a peer has promised a greater claim of another: it computes no mean for this leader any more."""
     vote = log.round.votes.get(peer)
-    return vote is not None and vote.leader != log.me and rank(log, vote.term, vote.leader) > present(log)
+    return vote is not None and rank(log, vote.term, vote.leader) > present(log)
 
 
 def told_choice(log: FragmentLog) -> Choice | None:

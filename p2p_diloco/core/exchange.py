@@ -211,9 +211,14 @@ class Exchange:
             self.since, self.patience = now, min(2 * self.patience, self.rules.say_again)
             self.handed.pop(-1, None)
 
+    def is_at(self, peer: str) -> bool:
+        """Whether the peer has the Ready, or it is on its way to there."""
+        return peer in (self.handed.get(-1), self.going.get(-1))
+
     def refused(self, sender: str, refusal: Stale) -> None:
-        """Handle the leader's refusal of a submission: the exchange ends once that version is reached here."""
-        if self.ready is None or refusal.id != self.ready.id or not self.flying:
+        """Handle the leader's refusal of a submission: the exchange ends once that version is reached here. A word of
+        another peer is none: it could have all others' progress dropped."""
+        if self.ready is None or refusal.id != self.ready.id or not (self.flying and self.is_at(sender)):
             return
         most, uses = self.rules.max_staleness, bool(self.ready.uses)
         if uses or (most is not None and refusal.version.epoch - self.ready.base.epoch > most):

@@ -165,7 +165,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
 
 def _fetch(log: FragmentLog, owner: str, number: int, author: str, now: float) -> list[Effect]:
     part = log.round.slices.get((number, author))
-    if part is not None and _is_signed(log, part):
+    if part is not None and owning.fits(owning.entry(log, author), part):
         since, passed_on = log.round.lacks[number, author]
         log.round.lacks[number, author] = (since if passed_on else now, True)
         return [Send(owner, part)]
@@ -178,18 +178,11 @@ def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
     round, place = log.round, (part.number, part.author)
     if log.phase is not Phase.CLOSING or round.close is None or place not in round.lacks or round.lacks[place][1]:
         return []
-    if not _is_signed(log, part):
+    if not owning.fits(owning.entry(log, part.author), part):
         return []
     round.lacks[place] = (now, True)
     owner = round.close.owners[part.number]
     return [Send(owner, part)] if owner != log.me else []
-
-
-def _is_signed(log: FragmentLog, part: Slice) -> bool:
-    assert log.round.close is not None
-    choice = log.round.close.choice
-    ready = None if choice is None else dict(choice.entries).get(part.author)
-    return ready is not None and owning.fits(ready, part)
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:

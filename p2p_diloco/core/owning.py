@@ -65,14 +65,20 @@ def lacked(log: FragmentLog, entries: Iterable[tuple[str, Ready]], number: int) 
     return tuple(p for p, ready in entries if ready.weight and not fits(ready, log.round.slices.get((number, p))))
 
 
+def entry(log: FragmentLog, author: str) -> Ready | None:
+    """Return what the closed round counts of this author; None: nothing, or it is not closed."""
+    close = log.round.close
+    return None if close is None or close.choice is None else dict(close.choice.entries).get(author)
+
+
 def overdue(log: FragmentLog, choice: Choice, number: int, now: float) -> tuple[str, ...]:
     """Return those of the `lacked` from which nothing is on its way."""
     return tuple(peer for peer in lacked(log, choice.entries, number) if peer == log.me or not log.comes(peer, now))
 
 
-def fits(ready: Ready, part: Slice | None) -> bool:
+def fits(ready: Ready | None, part: Slice | None) -> bool:
     """Whether this slice is there, and is the one that its author signed."""
-    if part is None or not ready.weight:
+    if ready is None or part is None or not ready.weight:
         return False
     return (part.id, part.hash) == (ready.id, ready.hashes[part.number])
 
@@ -98,13 +104,12 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
     round = log.round
     if sender not in (part.author, round.leader):
         return [Complaint(sender, "a slice came from neither its author nor the leader")]
-    choice = None if round.close is None else round.close.choice
-    ready = None if choice is None else dict(choice.entries).get(part.author)
+    closed, ready = round.close is not None and round.close.choice is not None, entry(log, part.author)
     known = round.slices.get((part.number, part.author))
     is_new = known is None or (known.id, known.hash) != (part.id, part.hash)
-    if known is None or (known.id <= part.id and not (ready is not None and fits(ready, known))):
+    if known is None or (known.id <= part.id and not fits(ready, known)):
         round.slices[part.number, part.author] = part
-    if choice is not None and not (ready is not None and fits(ready, part)):
+    if closed and not fits(ready, part):
         return []
     round.moved_at = now if is_new and round.commit is None else round.moved_at
     return compute(log)

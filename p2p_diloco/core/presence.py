@@ -80,7 +80,7 @@ class Presence:
         states = [log.state for log in self.logs if log.state is not None]
         whole = len(states) == len(self.logs)
         heads = tuple((s.version.epoch, s.version.chain) for s in states) if whole else ()
-        waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs if log.state is not None and log.leads]
+        waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs]
         self.roster.says(
             model=model_version([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),
             awaits=tuple((f, peers) for f, peers in waited if peers), incarnation=self.own.incarnation,

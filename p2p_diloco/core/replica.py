@@ -253,7 +253,7 @@ class Replica:
             return []
         if self.fetching.under_way or log.phase not in (Phase.COLLECTING, Phase.LACKING):
             return []  # `_settle` tries again once what is under way has come
-        has_it = self.own.fragment == log.fragment and sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        has_it = self.own.fragment == log.fragment and self.own.is_at(sender)
         follows = log.leads_to(message.base if isinstance(message, m.Commit) else message.version)
         if follows or self.roster.doubted(sender, now) or not (has_it or claims.succeeds(log, sender)):
             return []

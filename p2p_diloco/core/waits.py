@@ -116,10 +116,10 @@ def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:
 
 def watched(log: FragmentLog, now: float) -> set[str]:
     """Return the peers that are probed in each interval because this round waits for them."""
-    if log.state is None or log.phase is Phase.FINAL:
+    if log.phase is Phase.FINAL:
         return set()
     leader = log.round.handed[0] and log.round.leader
     found = {leader, *excuses(log, leader), *claims.missing(log)}
-    if log.leads and log.round.readys:
+    if log.round.readys:
         found |= set(awaits(log, now))
     return found - {log.me, ""}
