@@ -61,13 +61,8 @@ class Exchange:
 
     def sent(self) -> tuple[int, ...]:
         """Return, by fragment, the epoch for which this peer's contribution is out; -1: none."""
-        ready = self.ready
-        return tuple(
-            ready.base.epoch
-            if ready is not None and ready.fragment == log.fragment and ready.base == log.version
-            else -1
-            for log in self.logs
-        )
+        out = self.fragment, self.ready_base
+        return tuple(log.epoch if out == (log.fragment, log.version) else -1 for log in self.logs)
 
     def is_out(self, fragment: int) -> bool:
         """Whether this peer's contribution to a fragment is out on the present version. An exchange that ended early is
@@ -287,9 +282,8 @@ class Exchange:
         if log.final:
             return [Release(sent=True, refused=ENDED)]
         self.carried[log.fragment].sends += 1
-        most = self.rules.max_staleness
-        too_old = most is not None and log.epoch - ready.base.epoch > most
-        refused = LEFT if not descends(log.held, ready.base) else TOO_OLD if too_old else MISUSED
+        why = TOO_OLD if holding.is_stale(log, ready.base) else MISUSED
+        refused = why if descends(log.held, ready.base) else LEFT
         text = f"fragment {log.fragment}: this peer's submission on {ready.base.epoch} counts as refused"
         return [Note("stale", text), Release(sent=True, refused=refused)]
 

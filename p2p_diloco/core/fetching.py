@@ -58,7 +58,7 @@ class Failures:
         return now < self._of.get(donor, (0, now))[1]
 
     def forget(self, donor: str) -> None:
-        """Forget the failures of a donor that has delivered what was asked, has restarted, or is gone."""
+        """Forget the failures of a donor that has delivered what was asked."""
         self._of.pop(donor, None)
 
 

@@ -129,11 +129,6 @@ def freed(table: Table) -> int:
     return length(lease.span for lease in table.freed)
 
 
-def used_count(table: Table) -> int:
-    """Return how many positions are used."""
-    return table.next - leased(table) - freed(table)
-
-
 def lowest(table: Table) -> int:
     """Return the lowest position that is not used."""
     return min((lease.start for lease in (*table.leases, *table.freed)), default=table.next)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 from p2p_diloco.core import leases, outlook
+from p2p_diloco.core.spans import length
 from p2p_diloco.node import status as s
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
@@ -166,5 +167,5 @@ class Reporter:
 def _progress(table: leases.Table) -> s.DataProgress:
     data = table.data
     return s.DataProgress(
-        data.name[: s.NAME_LETTERS_MAX], data.length, data.epochs, leases.used_count(table), leases.leased(table)
+        data.name[: s.NAME_LETTERS_MAX], data.length, data.epochs, length(leases.used(table)), leases.leased(table)
     )

@@ -591,6 +591,18 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
     assert {to for to, _ in sent(holding.offer(log, 0.0), msg.Commit)} == {"B", "C"}
 
 
+@fails_if(Rounds.lost, "log.round.holding.discard(peer)", "pass")
+@fails_if(Rounds.lost, "log.round.offered.pop(peer, None)", "pass")
+def test_what_a_peer_held_before_it_restarted_is_offered_to_it_again() -> None:
+    """B held A's proposal, restarts, and has fetched the version before: it holds that proposal no more."""
+    log = a_log("A", "A", "B", of=rules(mode="async", successors=1))
+    choice = replace(choice_of(log.held, "A"), successors=("A", "B"))
+    log.round.commit, log.round.phase = a_commit(log, choice, "A"), Phase.HOLDING
+    log.round.holding, log.round.offered = {"B"}, {"B": 100.0}
+    effects = Rounds([log], Exchange("A", log.rules, [log], 1)).lost("B", 1.0)
+    assert [to for to, _ in sent(effects, msg.Commit)] == ["B"]
+
+
 def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
     """A goes over to B's lineage while B goes over to another one: nobody holds what A wants any more."""
     world = World("AB", epoch=3)
