@@ -99,6 +99,16 @@ def test_an_older_summary_replaces_no_newer_one() -> None:
     assert not roster.holds_state("B")
 
 
+@fails_if(Rounds.lost, "log.shown.pop(peer, None)", "pass")
+def test_who_restarts_in_the_middle_of_a_round_is_a_newcomer() -> None:
+    """What its earlier life showed says nothing: the round would wait for it until its deadline."""
+    log = a_log("A", "A", "B")
+    closing.shows(log, "B", log.epoch)
+    assert log.roster.summarized("B", msg.Summary(2, "worker", heads=(log.held.links[-1],)))
+    Rounds([log], Exchange("A", log.rules, [log], 1)).lost("B", 1.0)
+    assert closing.is_newcomer(log, "B")
+
+
 # -- who leads
 
 
