@@ -142,9 +142,9 @@ def _chain(before: str, state: State, generation: int, samples: int, epoch: int)
 
 def is_sound(state: State) -> bool:
     """Whether a told state has the chain of its version: a false roll or table does not."""
-    v, roll = state.version, list(state.roll)
+    v = state.version
     if v.epoch == 0:  # its founder alone is known, and it has counted nothing
-        return len(roll) == 1 and state == founding(state.fragment, v, roll[0], len(state.plan.owners))
+        return state == founding(state.fragment, v, min(state.roll), len(state.plan.owners))
     if len(state.links) < 2:
         return False
     ends = state.links[-1] == (v.epoch, v.chain) and state.links[-2][0] == v.epoch - 1

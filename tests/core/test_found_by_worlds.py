@@ -16,7 +16,7 @@ from p2p_diloco.core.carry import LEFT
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import HEAD, Fetch, Fetching, part_of
 from p2p_diloco.core.fragment import FragmentLog
-from p2p_diloco.core.leases import DataSet, Use
+from p2p_diloco.core.leases import DataSet, Table, Use
 from p2p_diloco.core.lineage import Inquiry, Lineage
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
@@ -48,10 +48,11 @@ def test_the_key_covers_on_which_version_each_entry_was_made() -> None:
 
 
 def test_at_epoch_0_only_the_founder_is_in_the_roll() -> None:
-    """A told state at epoch 0 can't bring members that nobody has counted."""
+    """A told state at epoch 0 can't bring members that nobody has counted, nor used data."""
     state = founding(0, Version(0, 0, 0, "theta0"), "A", 3)
     assert is_sound(state)
     assert not is_sound(replace(state, roll={**state.roll, "X": state.roll["A"]}))
+    assert not is_sound(replace(state, tables=(Table(DataSet("train", 10), 10),)))
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
