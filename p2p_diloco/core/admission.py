@@ -9,7 +9,7 @@ from .leases import objection as misuse
 from .messages import Choice, Commit, Ready
 from .plan import Member
 from .rules import Rules
-from .state import State, append, is_empty, key_of, rooted
+from .state import State, append, is_empty, key_of
 from .version import SALT_BITS, life_of
 
 MEMBERS_MAX = 12_000
@@ -26,7 +26,6 @@ long."""
 def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: int = 0) -> str:
     """Return why no commit on this state may count a contribution; empty if one may. ``own_incarnation``: 0 where a
     commit is judged, because clocks differ and all must judge it alike."""
-    slices = len(rules.fragments[state.fragment])
     known = latest(state.roll, own_incarnation)  # 0: no peer was counted in this run yet
     if known and ready.id.incarnation > known + AHEAD_MAX:
         return "its incarnation is too far ahead"
@@ -35,23 +34,14 @@ def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: 
     if not ready.oldest <= ready.id:  # no roll would ever count it
         return "a number is out of range"
     if ready.weight == 0:
-        return "" if not (ready.samples or ready.uses or ready.hashes) else "it has samples or slices, and no weight"
+        return "it has samples, and no weight" if ready.samples or ready.uses else ""
     if not rules.fits(ready.weight, ready.samples, state.revision):
         return "a number is out of range"
-    if ready.hashes and len(ready.hashes) != slices:
-        return "it has another number of slices"
     if state.fragment and any(use.used or use.wants for use in ready.uses):
         return "only a contribution to the first fragment says which data was used"
     if not state.fragment and (why := misuse(state.tables, peer, life_of(ready.id.incarnation), ready.uses)):
         return why
     return "the run is full" if peer not in state.roll and len(state.roll) >= MEMBERS_MAX else ""
-
-
-def unsigned(ready: Ready) -> str:
-    """Return why a contribution has not the hashes of its slices that its author signed; empty if it has."""
-    if ready.weight and not ready.hashes:
-        return "it has no slices"
-    return "its root is not that of its hashes" if ready.hashes and ready.root != rooted(ready).root else ""
 
 
 def latest(roll: Mapping[str, Member], own: int = 0) -> int:

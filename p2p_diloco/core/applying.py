@@ -35,7 +35,7 @@ def committed(log: FragmentLog, sender: str, commit: Commit, now: float) -> list
     """Handle a commit on the present version."""
     round = log.round
     known = round.commit
-    if log.phase in (Phase.APPLYING, Phase.FINAL) or (known is not None and known.version == commit.version):
+    if log.phase is Phase.APPLYING or (known is not None and known.version == commit.version):
         return []
     if commit.version.chain in round.void:
         return []
@@ -101,7 +101,7 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
     choice that is not known here only the newest mean of each owner is kept. It is no progress, nor is one that is here
     already, or not by its slice's owner: a member could send such ones without end."""
     may_own = mean.owner in log.held.roll or mean.owner in log.held.plan.succession or mean.owner == sender
-    if not 0 <= mean.number < log.slices or not may_own:
+    if not may_own:
         return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
     round = log.round
     known = round.means.get((mean.key, mean.number))

@@ -46,7 +46,7 @@ def entitled(log: FragmentLog, peer: str, term: int) -> bool:
     candidates = line(log)
     if term == 0:
         return peer in candidates[:1]
-    if term < 0 or term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
+    if term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
         return False
     if peer in candidates:
         return candidates[term % len(candidates)] == peer
@@ -145,7 +145,7 @@ def vote(log: FragmentLog, to: str) -> Send:
 
 def advance(log: FragmentLog, now: float) -> list[Effect]:
     """Claim the term if it is this peer's turn. Give a promise that was refused, if it may be given now."""
-    if log.state is None or log.phase not in FREE:
+    if log.phase not in FREE:
         return []
     if effects := promise(log, now):
         return effects
@@ -191,7 +191,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
     if sender == round.leader and message.term == round.term:
         round.since = message.turn
         return [vote(log, sender)]
-    if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
+    if not _is_greater(log, message.term, sender):
         return [vote(log, sender)]
     round.refused[sender] = message.term, message.turn
     given = promise(log, now)
@@ -320,7 +320,7 @@ def _outvoted(log: FragmentLog) -> bool:
 def serves_another(log: FragmentLog, peer: str) -> bool:
     """Whether a peer has promised a greater claim of another: it computes no mean for this leader any more."""
     vote = log.round.votes.get(peer)
-    return vote is not None and vote.leader != log.me and rank(log, vote.term, vote.leader) > present(log)
+    return vote is not None and rank(log, vote.term, vote.leader) > present(log)
 
 
 def told_choice(log: FragmentLog) -> Choice | None:

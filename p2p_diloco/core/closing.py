@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from . import claims
 from .events import Effect, Note
 from .fragment import FragmentLog
 from .messages import Choice, Summary
+from .round import Phase
 
 ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
 """A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only as long as a usual round takes. For
@@ -34,16 +36,15 @@ def missed(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     """Record who of those waited for a closed round left out; if nobody, how long it took. Log each that misses
     several, once. In asynchronous mode nobody is waited for."""
     counted = {peer for peer, _ in choice.entries}
-    if log.round.began and counted >= set(_expected(log)):
+    if counted >= set(_expected(log)):
         log.usual[1].append(now - log.round.began)
     if log.rules.asynchronous:
         return []
     for peer in {*counted, *_expected(log)} - {log.me}:
         log.misses.setdefault(peer, deque(maxlen=ROUNDS_SEEN)).append(peer not in counted)
-    known = {*log.roster.peers, log.me}
-    log.misses = {peer: seen for peer, seen in log.misses.items() if peer in known}
-    log.shown = {peer: epoch for peer, epoch in log.shown.items() if peer in known}
-    often = [p for p in _expected(log) if p not in counted and p != log.me and misses_often(log, p)]
+    log.misses = {peer: seen for peer, seen in log.misses.items() if peer in log.roster.peers}
+    log.shown = {peer: epoch for peer, epoch in log.shown.items() if peer in log.roster.peers}
+    often = [p for p in _expected(log) if p not in counted and misses_often(log, p)]
     for peer in often:
         log.roster.costs_a_deadline(peer, now)
     text = f"says that it works, and has missed {MISSES_MAX} rounds: they wait briefly for it (noted once)"
@@ -57,11 +58,11 @@ def works(log: FragmentLog, peer: str, summary: Summary) -> bool:
 
 def evidence(log: FragmentLog, peer: str) -> int:
     """Return the highest epoch that the peer has reached, or has contributed to; -1: none is known."""
-    member = None if log.state is None else log.state.roll.get(peer)
-    return max(_reached(log, peer), -1 if member is None else member.epoch)
+    member = log.held.roll.get(peer)
+    return max(reached(log, peer), -1 if member is None else member.epoch)
 
 
-def _reached(log: FragmentLog, peer: str) -> int:
+def reached(log: FragmentLog, peer: str) -> int:
     """Return the highest epoch that the peer is known to hold."""
     summary = log.roster.summary(peer)
     said = summary.epochs[log.fragment] if summary is not None and summary.heads else -1
@@ -73,17 +74,18 @@ def all_hold(log: FragmentLog) -> bool:
     that was found dead may be back soon, and then asks for the commit's means."""
     counted = {peer for commit, _ in log.last[-1:] for peer, _ in commit.choice.entries}
     known = {peer for peer, record in log.roster.peers.items() if record.left is None and not record.expelled}
-    return all(_reached(log, peer) >= log.epoch for peer in {*counted, *known} - {log.me})
+    return all(reached(log, peer) >= log.epoch for peer in {*counted, *known} - {log.me})
 
 
-def _workers(log: FragmentLog) -> list[str]:
+def workers(log: FragmentLog) -> list[str]:
+    """Return the live peers that train on a state of this lineage."""
     return [peer for peer, summary in log.roster.summaries().items() if works(log, peer, summary)]
 
 
 def is_newcomer(log: FragmentLog, peer: str) -> bool:
     """Whether the peer came in the middle of this round: it held this epoch already when it was first known, and has
     shown nothing since. What an earlier life of it did says nothing."""
-    record, member = log.roster.peers.get(peer), None if log.state is None else log.state.roll.get(peer)
+    record, member = log.roster.peers.get(peer), log.held.roll.get(peer)
     if record is None or record.summary is None or not record.came or peer in log.shown:
         return False
     counted = member is not None and member.id.incarnation == record.summary.incarnation
@@ -92,7 +94,7 @@ def is_newcomer(log: FragmentLog, peer: str) -> bool:
 
 def _expected(log: FragmentLog) -> list[str]:
     """Return the workers that this round waits for at first."""
-    return [peer for peer in _workers(log) if not is_newcomer(log, peer)]
+    return [peer for peer in workers(log) if not is_newcomer(log, peer)]
 
 
 def misses_often(log: FragmentLog, peer: str) -> bool:
@@ -134,7 +136,7 @@ def weighted(log: FragmentLog) -> list[str]:
 def quorum(log: FragmentLog, now: float) -> int:
     """Return with how many contributions the round may close: half of those that take part, but two if several do; of a
     pair one is enough only if a revision says so."""
-    newcomers = [peer for peer in _workers(log) if is_newcomer(log, peer)]
+    newcomers = [peer for peer in workers(log) if is_newcomer(log, peer)]
     part = len({*weighted(log), *waited_for(log, now), *newcomers})
     least = 1 if log.revision_next.min_peers == 1 else 2
     return max(needed(log), min(part, max(least, math.ceil(part / 2))))
@@ -154,7 +156,9 @@ def may_close(log: FragmentLog, now: float) -> bool:
 
 
 def closes_at(log: FragmentLog) -> float:
-    """Return when the round will close if nothing arrives; inf: not by itself."""
+    """Return when this peer will close the round if nothing arrives; inf: not by itself."""
+    if log.phase is not Phase.COLLECTING or not claims.holds_term(log):
+        return math.inf
     missing = [peer for peer in _expected(log) if peer not in log.round.readys]
     moments = sorted({waits_until(log, peer) for peer in missing} - {math.inf})
     return next((moment for moment in moments if may_close(log, moment)), math.inf)
@@ -165,4 +169,4 @@ def to_ask(log: FragmentLog, now: float) -> list[str]:
     missing = waited_for(log, now)
     if missing or len(weighted(log)) >= needed(log):
         return missing
-    return [peer for peer in _workers(log) if peer not in log.round.readys]
+    return [peer for peer in workers(log) if peer not in log.round.readys]

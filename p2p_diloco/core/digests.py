@@ -49,9 +49,11 @@ def majority(log: FragmentLog) -> list[str]:
 
 def unlike(log: FragmentLog, others: list[str]) -> list[Note]:
     """Say once that this machine is at fault, if others have had other tensors in several versions."""
-    outvoted, before = log.roster.outvoted, len(log.roster.outvoted)
-    outvoted.add((log.fragment, max(log.digests)))
-    if not before < len(outvoted) == UNLIKE:
+    outvoted, version = log.roster.outvoted, (log.fragment, max(log.digests))
+    if version in outvoted or len(outvoted) >= UNLIKE:
+        return []
+    outvoted.add(version)
+    if len(outvoted) < UNLIKE:
         return []
     text = (
         f"this machine computes the outer step unlike the other peers ({', '.join(others)}), or its memory is faulty: "

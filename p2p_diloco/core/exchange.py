@@ -37,7 +37,7 @@ class Exchange:
 
     def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int, grant: str = "") -> None:
         self.me, self.rules, self.logs, self.grant = me, rules, logs, grant
-        self.incarnation, self.sequence, self.turn = incarnation, 0, 0
+        self.incarnation, self.sequence = incarnation, 0
         self.carried = [Carried() for _ in logs]
         self.ready: Ready | None = None
         self.parts: dict[int, Slice] = {}
@@ -61,13 +61,8 @@ class Exchange:
 
     def sent(self) -> tuple[int, ...]:
         """Return, by fragment, the epoch for which this peer's contribution is out; -1: none."""
-        ready = self.ready
-        return tuple(
-            ready.base.epoch
-            if ready is not None and ready.fragment == log.fragment and ready.base == log.version
-            else -1
-            for log in self.logs
-        )
+        out = self.fragment, self.ready_base
+        return tuple(log.epoch if out == (log.fragment, log.version) else -1 for log in self.logs)
 
     def is_out(self, fragment: int) -> bool:
         """Whether this peer's contribution to a fragment is out on the present version. An exchange that ended early is
@@ -78,7 +73,7 @@ class Exchange:
     def due(self) -> int | None:
         """Return the fragment to which the trainer should contribute next; None at the end of the run."""
         if self.rules.asynchronous:
-            turns = (fragment % len(self.logs) for fragment in range(self.turn, self.turn + len(self.logs)))
+            turns = (fragment % len(self.logs) for fragment in range(self.sequence, self.sequence + len(self.logs)))
             return next((fragment for fragment in turns if not self.logs[fragment].final), None)
         return fragment_by_log([None if log.final else log.epoch for log in self.logs])
 
@@ -120,7 +115,7 @@ class Exchange:
         """Begin to send the trainer's contribution, unless its base is no longer the present version."""
         log = self.logs[event.fragment]
         base = self.merged[event.fragment]
-        if log.state is None or base is None or log.phase is Phase.FINAL or not self._counts(log, base):
+        if base is None or log.phase is Phase.FINAL or not self._counts(log, base):
             return [Release(sent=False)]
         if not self.rules.asynchronous and log.phase not in SENDS_IN:
             return [Release(sent=False)]
@@ -130,7 +125,7 @@ class Exchange:
         return self.deliver(log, now)
 
     def _begin(self, event: Contribute, log: FragmentLog, now: float) -> None:
-        self.sequence, self.turn = self.sequence + 1, self.turn + 1
+        self.sequence += 1
         id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
         uses = event.uses if not log.fragment else tuple(replace(use, used=(), wants=0) for use in event.uses)
         empty = bool(uses) and event.weight <= WEIGHT_MIN
@@ -151,8 +146,7 @@ class Exchange:
 
     def aggregates(self, log: FragmentLog) -> None:
         """Take part in a round as a peer that only aggregates: with a Ready of weight 0."""
-        busy = self.ready is not None and self.ready.base == log.version
-        if busy or log.roster.mine.role != "aggregator" or log.phase is not Phase.COLLECTING or self.rules.asynchronous:
+        if log.roster.mine.role != "aggregator" or log.phase is not Phase.COLLECTING or self.rules.asynchronous:
             return
         if self.fragment is not None and self.logs[self.fragment].version == self.ready_base:
             return
@@ -212,9 +206,14 @@ class Exchange:
             self.since, self.patience = now, min(2 * self.patience, self.rules.say_again)
             self.handed.pop(-1, None)
 
+    def is_at(self, peer: str) -> bool:
+        """Whether the peer has the Ready, or it is on its way to there."""
+        return peer in (self.handed.get(-1), self.going.get(-1))
+
     def refused(self, sender: str, refusal: Stale) -> None:
-        """Handle the leader's refusal of a submission: the exchange ends once that version is reached here."""
-        if self.ready is None or refusal.id != self.ready.id or not self.flying:
+        """Handle the leader's refusal of a submission: the exchange ends once that version is reached here. A word of
+        another peer is none: it could have all others' progress dropped."""
+        if self.ready is None or refusal.id != self.ready.id or not (self.flying and self.is_at(sender)):
             return
         most, uses = self.rules.max_staleness, bool(self.ready.uses)
         if uses or (most is not None and refusal.version.epoch - self.ready.base.epoch > most):
@@ -283,9 +282,8 @@ class Exchange:
         if log.final:
             return [Release(sent=True, refused=ENDED)]
         self.carried[log.fragment].sends += 1
-        most = self.rules.max_staleness
-        too_old = most is not None and log.epoch - ready.base.epoch > most
-        refused = LEFT if not descends(log.held, ready.base) else TOO_OLD if too_old else MISUSED
+        why = TOO_OLD if holding.is_stale(log, ready.base) else MISUSED
+        refused = why if descends(log.held, ready.base) else LEFT
         text = f"fragment {log.fragment}: this peer's submission on {ready.base.epoch} counts as refused"
         return [Note("stale", text), Release(sent=True, refused=refused)]
 

@@ -58,7 +58,7 @@ class Failures:
         return now < self._of.get(donor, (0, now))[1]
 
     def forget(self, donor: str) -> None:
-        """Forget the failures of a donor that has delivered what was asked, has restarted, or is gone."""
+        """Forget the failures of a donor that has delivered what was asked."""
         self._of.pop(donor, None)
 
 
@@ -427,8 +427,7 @@ class Fetching:
             log.shown, log.misses = {}, {}
         log.last, log.lacking, log.fresh, log.digests = [], set(), False, {}
         self.damaged.pop(head.fragment, None)
-        before = log.round
-        log.round.began, log.unproven = 0.0, True  # a fetch is no usual round
+        before, log.unproven = log.round, True
         log.begin(head, now)
         if self.rules.asynchronous:
             holding.carry_over(log, before)

@@ -108,7 +108,7 @@ class FragmentLog:
     def is_here(self, peer: str) -> bool:
         """Whether nothing shows that the peer is on another lineage of this fragment."""
         summary = self.roster.summary(peer)
-        if summary is None or not summary.heads or self.state is None or summary.model.generation < 0:
+        if summary is None or not summary.heads or self.state is None:
             return True
         epoch, chain = summary.heads[self.fragment]
         known = chain_at(self.state.links, epoch)

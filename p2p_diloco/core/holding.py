@@ -9,7 +9,7 @@ of its own or by a takeover.
 from __future__ import annotations
 
 from . import applying, claims, closing, owning
-from .admission import countable, is_counted, unfit, unsigned
+from .admission import countable, is_counted, may_be_gone, unfit
 from .election import elected, hands_over, may_stay, succession, worth_a_commit
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
@@ -29,7 +29,7 @@ def submitted(log: FragmentLog, sender: str, message: Ready | Slice, now: float)
     if how not in ("equal", "ancestor"):
         return []
     if isinstance(message, Slice):
-        if sender == message.author and 0 <= message.number < log.slices:
+        if sender == message.author:
             log.round.slices[message.number, sender] = message
         return []
     return _ready(log, sender, message, now)
@@ -39,7 +39,7 @@ def _ready(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effe
     """Handle a Ready: answer one that is counted or can't be, else store it."""
     if log.final or is_counted(log.held, sender, ready):
         return news(log, sender, ready.base)
-    why = unsigned(ready) or unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
+    why = unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
     if is_stale(log, ready.base) or (why and ready.uses):
         refusal = Stale(log.fragment, ready.id, log.held.version)
         log.round.readys.pop(sender, None)
@@ -78,8 +78,7 @@ def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
 def complete(log: FragmentLog) -> list[str]:
     """Return the peers whose submissions are whole here, the first that came first."""
     readys = log.round.readys
-    choice = Choice(log.me, 0, tuple(sorted(readys.items())))
-    lacking = {peer for number in range(log.slices) for peer in owning.lacked(log, choice, number)}
+    lacking = {peer for number in range(log.slices) for peer in owning.lacked(log, readys.items(), number)}
     return sorted(readys.keys() - lacking, key=lambda peer: (log.round.arrived.get(peer, 0.0), peer))
 
 
@@ -91,9 +90,8 @@ def window(log: FragmentLog, now: float) -> list[str]:
     if not there or not grace:
         return there[:1]
     room = size - log.held.buffered if size > 1 else len(there) + 1
-    working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     over = now >= log.round.arrived.get(there[0], now) + grace
-    if not over and len(there) < room and not set(working) <= set(there):
+    if not over and len(there) < room and not set(closing.workers(log)) <= set(there):
         return []
     return [peer for peer, _ in countable({peer: log.round.readys[peer] for peer in there[:room]}, log.held)]
 
@@ -122,8 +120,7 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     if not counted and not worth_a_commit(log.me, _line(log), named):
         return []
     entries = tuple((peer, round.readys[peer]) for peer in sorted(counted))
-    gone = tuple(sorted(p for p, m in log.held.roll.items() if m.epoch < log.epoch and log.roster.away(p)))
-    gone = tuple(peer for peer in gone if peer not in counted)
+    gone = tuple(sorted(peer for peer in may_be_gone(log.held, counted) if log.roster.away(peer)))
     choice = Choice(log.me, round.term, entries, gone, (), log.revision_next, named)
     round.attempt += 1
     key = key_of(log.fragment, log.held.version, choice)
@@ -135,7 +132,7 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
 def may_close(log: FragmentLog) -> bool:
     """Whether this peer may begin a commit now, if there is something to commit."""
     workers = [p for p, s in log.roster.summaries().items() if s.role == "worker" and s.heads]
-    free = log.phase is Phase.COLLECTING and not log.final and claims.holds_term(log)
+    free = log.phase is Phase.COLLECTING and claims.holds_term(log)
     return free and len(workers) >= log.rules.needed(log.revision_next, first=not log.epoch)
 
 
@@ -242,8 +239,7 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
     there, effects = complete(log), list[Effect]()
     for peer, ready in sorted(log.round.readys.items()):
         if peer not in there and peer != log.me and now - log.round.arrived.get(peer, now) >= log.rules.settle:
-            choice = Choice(log.me, 0, ((peer, ready),))
-            numbers = tuple(n for n in range(log.slices) if owning.lacked(log, choice, n))
+            numbers = tuple(n for n in range(log.slices) if owning.lacked(log, [(peer, ready)], n))
             effects.append(Send(peer, Want(log.fragment, ready.base, What.SLICES, numbers)))
     return effects
 
@@ -264,7 +260,7 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
     known = {*log.held.roll, *_line(log)}
     names = [p for p in there if p in known or log.roster.tells(p, log.fragment, log.held.version)]
-    able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
+    able = sorted({*names, log.me} - log.round.passed)
     summaries = {peer: log.roster.summary(peer) for peer in able}
     last = [p for p, s in summaries.items() if (s is not None and not s.eligible) or was_waited_for(log, p)]
     first = [peer for peer in able if peer not in last]
@@ -280,10 +276,7 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
 def _is_near(log: FragmentLog, peer: str) -> bool:
     """Whether the peer may be named: the commits that are kept lead from what it holds, as far as is known, to the
     present version. All commits would wait for one that is further behind, until it has fetched the state."""
-    summary = log.roster.summary(peer)
-    told = summary.heads[log.fragment][0] if summary is not None and summary.heads else -1
-    behind = log.epoch - max(told, log.shown.get(peer, -1))
-    return peer in (log.me, *_line(log)) or behind <= applying.KEPT_ASYNC
+    return peer in (log.me, *_line(log)) or log.epoch - closing.reached(log, peer) <= applying.KEPT_ASYNC
 
 
 def was_waited_for(log: FragmentLog, peer: str) -> bool:

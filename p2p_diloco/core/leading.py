@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from . import applying, claims, closing, owning
-from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unsound
+from .admission import countable, is_counted, may_be_gone, unfit, unsound
 from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
@@ -26,7 +26,7 @@ turns; twice as many each further time, DOUBLINGS_MAX times at most."""
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
     """Store a contribution. All peers store those that they get: the leader may change."""
     incarnation = log.roster.mine.incarnation
-    if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
+    if why := unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]
     known = log.round.readys.get(sender)
     if (known is not None and known.id >= ready.id) or is_counted(log.held, sender, ready):
@@ -51,20 +51,20 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     return close(log, choose(log), now) if closing.may_close(log, now) else []
 
 
-def choose(log: FragmentLog, without: Collection[str] = ()) -> Choice:
+def choose(log: FragmentLog) -> Choice:
     """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
-    readys = _delivered(log, {peer: ready for peer, ready in log.round.readys.items() if peer not in without})
-    entries = countable(readys, log.held)
+    entries = countable(_delivered(log), log.held)
     names = [peer for peer, _ in entries]
     gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
     late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
     return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
 
 
-def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Ready]:
+def _delivered(log: FragmentLog) -> Mapping[str, Ready]:
     """Return the contributions without those of newcomers that lately delivered no slices, or with the grant of one;
     all, if half of them or fewer would be left. Who was counted before stays: a link may be cut."""
-    kept, by_weight = dict(readys), sum(ready.weight > 0 for ready in readys.values())
+    readys = log.round.readys
+    kept, by_weight = dict(readys), len(closing.weighted(log))
     for peer, ready in readys.items():
         until = max(log.undelivered.get(who, (0, -1))[1] for who in (peer, ready.grant))
         if peer not in log.held.roll and until >= log.epoch:
@@ -80,7 +80,7 @@ def _did_not_deliver(log: FragmentLog, who: str) -> None:
 
 
 def _is_gone(log: FragmentLog, peer: str) -> bool:
-    return peer != log.me and not log.roster.live(peer) and not log.roster.presumed(peer)
+    return not log.roster.live(peer) and not log.roster.presumed(peer)
 
 
 def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
@@ -111,7 +111,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
 def _owners(log: FragmentLog) -> tuple[str, ...]:
     """Return the owner of each slice now: the one before, or the next in the slice's own order that can be."""
     plan, round = log.held.plan, log.round
-    able = may_own(log.held.roll, [p for p in plan.succession if p in log.held.roll], log.epoch)
+    able = may_own(log.held.roll, plan.succession, log.epoch)
     able = [peer for peer in able if _may_work(log, peer)] or [log.me]
     key = f"{log.rules.run}/{log.fragment}/{log.epoch}"
     return tuple(
@@ -123,7 +123,7 @@ def _owners(log: FragmentLog) -> tuple[str, ...]:
 def _may_work(log: FragmentLog, peer: str) -> bool:
     if peer in log.round.excluded or not claims.able(log, peer):
         return False
-    return peer == log.me or not (log.roster.away(peer) or claims.serves_another(log, peer))
+    return not (log.roster.away(peer) or claims.serves_another(log, peer))
 
 
 def commit(log: FragmentLog, now: float) -> list[Effect]:
@@ -153,7 +153,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
     if message.missing or log.may_wait(now - 2 * log.grace()):
         round.asked.pop(sender, None)  # else it says for too long that all is on its way
     for number, authors in message.missing:
-        if not 0 <= number < log.slices or round.close.owners[number] != sender:
+        if round.close.owners[number] != sender:
             continue
         for author in authors:
             since, passed_on = round.lacks.get((number, author), (now, False))
@@ -166,7 +166,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
 
 def _fetch(log: FragmentLog, owner: str, number: int, author: str, now: float) -> list[Effect]:
     part = log.round.slices.get((number, author))
-    if part is not None and _is_signed(log, part):
+    if part is not None and owning.fits(owning.entry(log, author), part):
         since, passed_on = log.round.lacks[number, author]
         log.round.lacks[number, author] = (since if passed_on else now, True)
         return [Send(owner, part)]
@@ -179,18 +179,11 @@ def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
     round, place = log.round, (part.number, part.author)
     if log.phase is not Phase.CLOSING or round.close is None or place not in round.lacks or round.lacks[place][1]:
         return []
-    if not _is_signed(log, part):
+    if not owning.fits(owning.entry(log, part.author), part):
         return []
     round.lacks[place] = (now, True)
     owner = round.close.owners[part.number]
     return [Send(owner, part)] if owner != log.me else []
-
-
-def _is_signed(log: FragmentLog, part: Slice) -> bool:
-    assert log.round.close is not None
-    choice = log.round.close.choice
-    ready = None if choice is None else dict(choice.entries).get(part.author)
-    return ready is not None and owning.fits(ready, part)
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:
@@ -263,7 +256,7 @@ def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Ef
             for who in {peer, ready.grant or peer}:
                 _did_not_deliver(log, who)
     log.round.lacks = {}
-    choice = choose(log, without=authors)
+    choice = choose(log)
     if unsound(choice, log.held, log.rules):
         log.round.phase, log.round.close = Phase.COLLECTING, None
         return []

@@ -129,11 +129,6 @@ def freed(table: Table) -> int:
     return length(lease.span for lease in table.freed)
 
 
-def used_count(table: Table) -> int:
-    """Return how many positions are used."""
-    return table.next - leased(table) - freed(table)
-
-
 def lowest(table: Table) -> int:
     """Return the lowest position that is not used."""
     return min((lease.start for lease in (*table.leases, *table.freed)), default=table.next)
@@ -161,12 +156,11 @@ def short(tables: Tables) -> bool:
 
 def objection(tables: Tables, peer: str, life: int, uses: Sequence[Use]) -> str:
     """Return why no commit may count a contribution with these uses on these tables; empty if one may."""
-    if len({use.data.name for use in uses}) < len(uses) or len(uses) > TABLES_MAX:
-        return "it names a data set twice, or too many"
+    if len({use.data.name for use in uses}) < len(uses):
+        return "it names a data set twice"
     for use in uses:
         data, table = use.data, of(tables, use.data.name)
-        numbers = 1 <= data.length <= LENGTH_MAX and 0 <= data.epochs <= EPOCHS_MAX and 0 <= use.wants <= WANTS_MAX
-        if not numbers or not sound(use.used) or len(use.used) > SPANS_MAX:
+        if not data.length or not sound(use.used):
             return f"its numbers of the data set {data.name!r} are out of range"
         if use.used and (table is None or table.data != data):
             return f"the run has no data set {data.name!r} of this length, with these epochs and this fingerprint"
@@ -182,13 +176,12 @@ def objection(tables: Tables, peer: str, life: int, uses: Sequence[Use]) -> str:
 def fault(tables: Tables) -> str:
     """Return why these can't be a state's tables; empty if they can."""
     names = [table.data.name for table in tables]
-    if names != sorted(set(names)) or len(names) > TABLES_MAX:
-        return "its data sets are not sorted, or too many"
+    if names != sorted(set(names)):
+        return "its data sets are not sorted"
     for table in tables:
         entries, data = (*table.leases, *table.freed), table.data
-        most = POSITION_MAX if data.end is None else data.end
-        numbers = 1 <= data.length <= LENGTH_MAX and 0 <= data.epochs <= EPOCHS_MAX and 0 <= table.next <= most
-        ranges = all(0 <= e.start < e.stop <= table.next and e.since >= 0 for e in entries)
+        numbers = data.length and (data.end is None or table.next <= data.end)
+        ranges = all(e.start < e.stop <= table.next for e in entries)
         if not numbers or not ranges or length(e.span for e in entries) != length(_all(entries)):
             return f"the table of the data set {data.name!r} is not sound"
     return ""

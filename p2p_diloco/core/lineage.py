@@ -47,11 +47,6 @@ class Belief:
     alone: bool  # no other answered
 
 
-def model_of(versions: Sequence[Version]) -> ModelVersion:
-    """Return the version of the whole model from those of its fragments."""
-    return model_version(versions) if versions else ModelVersion()
-
-
 class Lineage:
     """Notices that this peer may be behind or on another lineage, asks, and decides."""
 
@@ -110,9 +105,7 @@ class Lineage:
 
     def told(self, sender: str, message: Told) -> None:
         """Record an answer. One that was not asked for is ignored."""
-        if self.inquiry is None or sender not in self.inquiry.asked or len(message.versions) != len(self.logs):
-            return
-        if len(message.links) == len(self.logs) and all(message.links):
+        if self.inquiry is not None and sender in self.inquiry.asked:
             self.inquiry.told[sender] = message
 
     def decide(self, now: float) -> Belief | None:
@@ -128,7 +121,8 @@ class Lineage:
         # a busy peer that answers late is no reason to believe the only one that was quick
         late = [] if empty else [peer for peer in waiting if self._is_kin(peer)]
         judged = [self._judged(peer, inquiry.told, late, now, empty=empty) for peer in sorted(inquiry.told)]
-        belief = max((b for b in judged if b is not None), key=_strength, default=(0, 0, NO_MODEL, None))[3]
+        found = (b for b in judged if b is not None)
+        *_, belief = max(found, key=lambda b: b[:3], default=(0, 0, NO_MODEL, None))
         if not empty:
             self._note(inquiry.told, believed=belief is not None)
         again = 1 if belief is not None or empty else min(2 * self.patience, PATIENCE_MAX)
@@ -150,7 +144,7 @@ class Lineage:
         tells is to be believed. ``late``: who has not answered, and holds this peer's lineage by its Summary."""
         this = told[teller]
         kin = [peer for peer, other in told.items() if _are_kin(this, other)]
-        model, alone = model_of(this.versions), len(told) == 1
+        model, alone = model_version(this.versions), len(told) == 1
         if empty:
             for_it = sum(not told[peer].fresh for peer in kin)
             return for_it, for_it, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
@@ -165,7 +159,7 @@ class Lineage:
             against = 0  # others are behind, this peer too: nobody tells anything else
         else:
             against = len(others) + len(late) + (not any(log.fresh for log in self.logs))
-        mine = model_of([log.held.version for log in self.logs])
+        mine = model_version([log.held.version for log in self.logs])
         if for_it < against or (for_it == against and model <= mine):
             return None
         fork = how[teller] == "fork"
@@ -200,14 +194,10 @@ class Lineage:
 def _may_be_behind(log: FragmentLog, now: float) -> bool:
     """In asynchronous mode: whether it is usual to be behind here. This peer is not named, and the answer to its
     submission, which leads to the newer state, is not late."""
-    named = log.state is not None and log.me in log.state.plan.succession[: log.state.plan.named]
+    named = log.me in log.held.plan.succession[: log.held.plan.named]
     late = bool(log.round.handed[0]) and now - log.round.handed[1] > log.rules.dead_after
     asked = any(key[0] in (Ready, Claim) for key in log.early)  # others, which are ahead, take this peer for the leader
     return log.phase is Phase.COLLECTING and not (named or late or asked)
-
-
-def _strength(judged: tuple[int, int, ModelVersion, Belief | None]) -> tuple[int, int, ModelVersion]:
-    return judged[:3]
 
 
 def _are_kin(one: Told, other: Told) -> bool:

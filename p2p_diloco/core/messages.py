@@ -1,6 +1,8 @@
 """Messages between replicas: frozen data.
 
 ``payload`` is an opaque reference to bytes; ``seal`` is a signature that the node has checked. The core reads neither.
+Nor does it see what can't belong to the run (`node/fields.py`): numbers below 0 or too great, fragments and slices that
+there are not, lists of another length, Closes without the key of their choice, contributions without their slices.
 ``base``: the version that a message is about. ``key``: the hash of a `Choice`, see `state.key_of`.
 """
 
@@ -261,11 +263,6 @@ class Held:
 
     fragment: int
     version: Version
-
-    @property
-    def base(self) -> Version:
-        """As in other messages of a fragment."""
-        return self.version
 
 
 @dataclass(frozen=True, slots=True)

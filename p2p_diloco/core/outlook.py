@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from . import claims, closing, holding
 from .fragment import FragmentLog
+from .replica import Replica
 from .revision import Revision
 from .round import Phase
-
-if TYPE_CHECKING:
-    from .replica import Replica
+from .state import steps_of
 
 
 def steps(replica: Replica) -> int:
     """Return how many inner steps a peer that always makes H has made up to the present state."""
-    return sum(_steps_of(log) for log in replica.logs)
-
-
-def _steps_of(log: FragmentLog) -> int:
-    epoch, made = log.held.paced
-    return made + (log.epoch - epoch) * log.rules.steps_between(log.held.revision, log.fragment)
+    return sum(steps_of(log.held, replica.rules) for log in replica.logs)
 
 
 def ended_by(replica: Replica) -> Revision:

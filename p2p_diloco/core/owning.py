@@ -7,28 +7,20 @@ Law: functions on one fragment's log. A mean needs no θ and no decision. The ch
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from . import claims
-from .admission import unsigned
 from .events import Average, Averaged, Complaint, Effect, Send
 from .fragment import FragmentLog
-from .messages import Choice, Close, Lack, Mean, Ready, Slice, Want, What
+from .messages import Choice, Close, Lack, Mean, Ready, Slice, Want
 from .round import Phase
-from .state import key_of
 
 
 def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effect]:
     """Handle another peer's Close: serve it if its leader is the promised one, or would be promised now."""
     round = log.round
-    if close.leader != sender or (
-        close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
-    ):
-        return [Complaint(sender, "its Close does not have the key of its choice")]
-    if len(close.owners) != log.slices:
-        return [Complaint(sender, "its Close has another number of slices")]
-    for peer, ready in () if close.choice is None else close.choice.entries:
-        if (why := unsigned(ready)) or len(ready.hashes) not in (0, log.slices):
-            return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why or 'its slices'}")]
+    if close.leader != sender:
+        return [Complaint(sender, "its Close is another leader's")]
     if (close.term, sender) != (round.term, round.leader):
         if close.term:
             round.refused[sender] = close.term, math.inf
@@ -53,7 +45,7 @@ def compute(log: FragmentLog) -> list[Effect]:
         return []
     effects: list[Effect] = []
     for number in owned(log, close):
-        if (close.key, number) in round.computing or lacked(log, close.choice, number):
+        if (close.key, number) in round.computing or lacked(log, close.choice.entries, number):
             continue
         mine = round.means.get((close.key, number))
         if mine is not None and mine.owner == log.me:
@@ -70,20 +62,25 @@ def owned(log: FragmentLog, close: Close) -> list[int]:
     return [number for number, owner in enumerate(close.owners) if owner == log.me]
 
 
-def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
+def lacked(log: FragmentLog, entries: Iterable[tuple[str, Ready]], number: int) -> tuple[str, ...]:
     """Return the authors whose slice with this number is not here, or is not the one that its author signed."""
-    entries = choice.entries
     return tuple(p for p, ready in entries if ready.weight and not fits(ready, log.round.slices.get((number, p))))
+
+
+def entry(log: FragmentLog, author: str) -> Ready | None:
+    """Return what the closed round counts of this author; None: nothing, or it is not closed."""
+    close = log.round.close
+    return None if close is None or close.choice is None else dict(close.choice.entries).get(author)
 
 
 def overdue(log: FragmentLog, choice: Choice, number: int, now: float) -> tuple[str, ...]:
     """Return those of the `lacked` from which nothing is on its way."""
-    return tuple(peer for peer in lacked(log, choice, number) if peer == log.me or not log.comes(peer, now))
+    return tuple(peer for peer in lacked(log, choice.entries, number) if peer == log.me or not log.comes(peer, now))
 
 
-def fits(ready: Ready, part: Slice | None) -> bool:
+def fits(ready: Ready | None, part: Slice | None) -> bool:
     """Whether this slice is there, and is the one that its author signed."""
-    if part is None or not ready.weight:
+    if ready is None or part is None or not ready.weight:
         return False
     return (part.id, part.hash) == (ready.id, ready.hashes[part.number])
 
@@ -107,15 +104,14 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
     that were counted are progress, and no other takes the place of one; once a commit is known, none is, because means
     are lacking, not slices. Else an author could hold the round up."""
     round = log.round
-    if sender not in (part.author, round.leader) or not 0 <= part.number < log.slices:
+    if sender not in (part.author, round.leader):
         return [Complaint(sender, "a slice came from neither its author nor the leader")]
-    choice = None if round.close is None else round.close.choice
-    ready = None if choice is None else dict(choice.entries).get(part.author)
+    closed, ready = round.close is not None and round.close.choice is not None, entry(log, part.author)
     known = round.slices.get((part.number, part.author))
     is_new = known is None or (known.id, known.hash) != (part.id, part.hash)
-    if known is None or (known.id <= part.id and not (ready is not None and fits(ready, known))):
+    if known is None or (known.id <= part.id and not fits(ready, known)):
         round.slices[part.number, part.author] = part
-    if choice is not None and not (ready is not None and fits(ready, part)):
+    if closed and not fits(ready, part):
         return []
     round.moved_at = now if is_new and round.commit is None else round.moved_at
     return compute(log)
@@ -124,10 +120,10 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
 def answer(log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
     """Tell the leader which slices are missing here for the choice that it asks about; not those on their way."""
     close = log.round.close
-    if want.what is not What.LACKS or close is None or close.choice is None or close.key != want.key:
+    if close is None or close.choice is None or close.key != want.key:
         return []
     asked = [number for number in want.numbers if number in owned(log, close)]
-    if not any(lacked(log, close.choice, number) for number in asked):
+    if not any(lacked(log, close.choice.entries, number) for number in asked):
         return []
     missing = ((number, overdue(log, close.choice, number, now)) for number in asked)
     found = tuple((number, authors) for number, authors in missing if authors)

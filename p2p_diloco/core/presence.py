@@ -9,18 +9,17 @@ from __future__ import annotations
 from . import digests, waits
 from . import events as e
 from . import messages as m
-from .lineage import model_of
 from .revision import Revision
 from .roster import Roster
 from .rounds import Rounds
-from .rules import Rules
+from .version import model_version
 
 
 class Presence:
     """This peer's Summary and probes, and the other peers' lives."""
 
-    def __init__(self, rules: Rules, roster: Roster, rounds: Rounds) -> None:
-        self.rules, self.roster, self.rounds = rules, roster, rounds
+    def __init__(self, roster: Roster, rounds: Rounds) -> None:
+        self.roster, self.rounds = roster, rounds
         self.logs, self.own = rounds.logs, rounds.exchange
 
     def probe(self, peer: str, now: float) -> list[e.Effect]:
@@ -35,15 +34,13 @@ class Presence:
 
     def summarized(self, peer: str, summary: m.Summary, back: bool, now: float) -> list[e.Effect]:
         before = self.roster.summary(peer)
-        if summary.heads and len(summary.heads) != len(self.logs):
-            return []
         restarted = self.roster.summarized(peer, summary)
         effects = self.learn(summary.revision)
         if restarted:
             effects += self.rounds.lost(peer, now)
-        if back or restarted or (before is None and self.roster.live(peer)):
+        if back or restarted:
             effects.append(e.Note("joined", f"{peer} joined"))
-        if before is None or before != summary:
+        if before != summary:
             effects += self.advance(now)
         return effects
 
@@ -59,7 +56,7 @@ class Presence:
             return []
         if died:
             return self.died(peer, "trainer", "lost its trainer, which ended without leaving", now)
-        return [e.Note("left", f"{peer} left the run"), *self.lost(peer, now)]
+        return [e.Note("left", f"{peer} left the run"), *self.rounds.lost(peer, now)]
 
     def failed(self, peer: str, now: float) -> list[e.Effect]:
         """Handle a refused dial: probe the peer or, if it was suspect already, count it as dead."""
@@ -70,13 +67,10 @@ class Presence:
         return self.probe(peer, now)
 
     def died(self, peer: str, cause: str, reason: str, now: float) -> list[e.Effect]:
-        summary = self.roster.peers[peer].summary
+        summary, lost = self.roster.peers[peer].summary, self.rounds.lost(peer, now)
         if summary is None:
-            return [e.Note("absent", f"{peer} never answered"), *self.lost(peer, now)]
-        return [e.Note("died", f"{peer} {reason}"), e.Died(peer, summary.incarnation, cause), *self.lost(peer, now)]
-
-    def lost(self, peer: str, now: float) -> list[e.Effect]:
-        return self.rounds.lost(peer, now)
+            return [e.Note("absent", f"{peer} never answered"), *lost]
+        return [e.Note("died", f"{peer} {reason}"), e.Died(peer, summary.incarnation, cause), *lost]
 
     def advance(self, now: float) -> list[e.Effect]:
         return [effect for log in self.logs for effect in self.rounds.advance(log, now)]
@@ -86,9 +80,9 @@ class Presence:
         states = [log.state for log in self.logs if log.state is not None]
         whole = len(states) == len(self.logs)
         heads = tuple((s.version.epoch, s.version.chain) for s in states) if whole else ()
-        waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs if log.state is not None and log.leads]
+        waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs]
         self.roster.says(
-            model=model_of([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),
+            model=model_version([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),
             awaits=tuple((f, peers) for f, peers in waited if peers), incarnation=self.own.incarnation,
             digests=tuple(map(digests.told, self.logs)) if whole else (),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from . import claims, closing, digests, holding, outlook, waits
+from . import claims, closing, digests, holding, waits
 from . import events as e
 from . import messages as m
 from .exchange import Exchange
@@ -50,7 +50,7 @@ class Replica:
         self.own = Exchange(me, rules, self.logs, incarnation, grant)
         self.training = Training(rules, self.logs, self.roster, self.own, now)
         self.rounds = Rounds(self.logs, self.own)
-        self.presence = Presence(rules, self.roster, self.rounds)
+        self.presence = Presence(self.roster, self.rounds)
         self.lineage = Lineage(rules, self.logs, self.roster)
         self.fetching = Fetching(rules, self.logs, self.roster)
         self.finished = self.departed = False
@@ -89,16 +89,6 @@ class Replica:
         """The inner steps from one exchange to the next (that of the next fragment), by the H of the present state."""
         return self.rules.steps_between(self.revision)
 
-    @property
-    def steps(self) -> int:
-        """How many inner steps a peer that always makes H has made up to the present state."""
-        return outlook.steps(self)
-
-    @property
-    def ended_by(self) -> Revision:
-        """The revision whose stop the run has reached."""
-        return outlook.ended_by(self)
-
     def state(self, index: int) -> State:
         """Return the replicated state of the fragment of this slice, given by its index in the whole model. This
         replica must hold one."""
@@ -108,29 +98,13 @@ class Replica:
         """Return the number of live peers that train, this peer included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
 
-    def aggregates(self) -> tuple[int, ...]:
-        """Return the slices, by their index in the whole model, whose next mean this peer computes."""
-        return outlook.owned(self)
-
-    def round(self) -> tuple[int, int, int] | None:
-        """Return (fragment, contributions received, contributions expected) of a round that this peer leads."""
-        return outlook.round_now(self)
-
-    def waiting(self) -> str:
-        """Return one sentence that says what this replica waits for; an empty string if it waits for nothing."""
-        return outlook.waiting(self)
-
     def next_wakeup(self) -> float:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
         if self.departed:
             return math.inf
-        ends = [closing.closes_at(log) for log in self.logs if self._collects(log)]
-        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous and log.state is not None]
-        self.planned = min([self.next_tick, self.training.loads_by, *ends])
+        closes_at = holding.closes_at if self.rules.asynchronous else closing.closes_at
+        self.planned = min([self.next_tick, self.training.loads_by, *map(closes_at, self.logs)])
         return self.planned
-
-    def _collects(self, log: FragmentLog) -> bool:
-        return not self.rules.asynchronous and log.phase is Phase.COLLECTING and claims.holds_term(log)
 
     # -- the one entry point
 
@@ -211,7 +185,7 @@ class Replica:
             case e.Granted(peer, grant):
                 self.roster.granted(peer, grant, now)
             case e.Expelled(peer, reason) if self.roster.expel(peer):
-                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.presence.lost(peer, now)]
+                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.rounds.lost(peer, now)]
             case e.Depart(died):
                 self.departed = True
                 return [e.Send(peer, m.Leave(self.roster.mine.incarnation, died)) for peer in self.roster.alive()]
@@ -257,18 +231,16 @@ class Replica:
             ):
                 effects += self._follow(sender, message, now)
         effects += self.rounds.received(sender, message, now)
-        return effects + (
-            self.fetching.came(message.fragment, now) if message.fragment in self.fetching.fetches else []
-        )
+        return effects + self.fetching.came(message.fragment, now)
 
     def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
         """Tell what this replica holds, or send what is asked of it."""
         if ask.fragment is None:
             told = self.lineage.tell(leaves=self.fetching.under_way and self.fetching.together)
             return [] if told is None else [e.Send(sender, told)]
-        if not 0 <= ask.fragment < len(self.logs) or (log := self.logs[ask.fragment]).state is None:
+        if (log := self.logs[ask.fragment]).state is None:
             return []
-        numbers = [n for n in ask.numbers or (HEAD,) if HEAD <= n < log.slices][: self.rules.fetch_window]
+        numbers = (ask.numbers or (HEAD,))[: self.rules.fetch_window]
         whole = [number for number in numbers if number not in self.fetching.repaired(log.fragment)]
         self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
         return [e.Send(sender, part_of(log, number)) for number in whole]
@@ -281,7 +253,7 @@ class Replica:
             return []
         if self.fetching.under_way or log.phase not in (Phase.COLLECTING, Phase.LACKING):
             return []  # `_settle` tries again once what is under way has come
-        has_it = self.own.fragment == log.fragment and sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        has_it = self.own.fragment == log.fragment and self.own.is_at(sender)
         follows = log.leads_to(message.base if isinstance(message, m.Commit) else message.version)
         if follows or self.roster.doubted(sender, now) or not (has_it or claims.succeeds(log, sender)):
             return []
@@ -323,7 +295,7 @@ class Replica:
                     effects += [e.Send(peer, want) for peer in belief.donors]
                     effects += self.rounds.advance(log, now)
         if behind:
-            effects += self.fetching.begin(behind, sorted({belief.teller, *belief.donors}), now, together=belief.fork)
+            effects += self.fetching.begin(behind, sorted(belief.donors), now, together=belief.fork)
         return effects
 
     # -- time
@@ -384,7 +356,7 @@ class Replica:
             old = before[log.fragment]
             if old is not None:
                 effects += self.fetching.stepped(log, old, now)
-            effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
+            effects += self.rounds.begun(log, now) if log.early else []
         for log in self.logs if moved and self.rules.asynchronous else ():
             for (_, sender, *_), kept in log.early.items():  # an answer that came while nothing could be fetched
                 if isinstance(kept, m.Commit):

@@ -58,7 +58,7 @@ class Roster:
         self.me, self.rules, self.mine = me, rules, mine
         self.peers: dict[str, Peer] = {}
         self.elsewhere: set[str] = set()  # peers that told another lineage when they were last asked
-        self.outvoted: set[tuple[int, int]] = set()  # (fragment, epoch) of which most others have other tensors
+        self.outvoted: set[tuple[int, int]] = set()  # the first (fragment, epoch) that most others have otherwise
         self.costs: dict[str, dict[str, float]] = {}  # by grant: whose rounds were waited for in vain, and when
 
     # -- questions

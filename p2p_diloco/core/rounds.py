@@ -28,8 +28,6 @@ class Rounds:
 
     def received(self, sender: str, message: OfRound, now: float) -> list[Effect]:
         """Handle a message of a round."""
-        if not 0 <= message.fragment < len(self.logs):
-            return [Complaint(sender, "it names no fragment of this run")]
         log = self.logs[message.fragment]
         if log.phase in DEAF:
             log.keep(sender, message)
@@ -137,7 +135,7 @@ class Rounds:
 
     def advance(self, log: FragmentLog, now: float) -> list[Effect]:
         """Do what is due now: take over, send the own contribution, close, commit."""
-        if log.state is None or log.phase in (Phase.FETCHING, Phase.FINAL, Phase.EMPTY):
+        if log.phase in DEAF or log.phase is Phase.FINAL:
             return []
         effects = claims.advance(log, now)
         self.exchange.aggregates(log)
@@ -150,7 +148,7 @@ class Rounds:
 
     def tick(self, log: FragmentLog, now: float) -> list[Effect]:
         """Do the periodic work of a fragment."""
-        if log.state is None or log.phase in DEAF:
+        if log.phase in DEAF:
             return []
         effects = waits.pass_over(log, now)
         again = sorted(peer for peer in log.lacking if log.roster.live(peer))

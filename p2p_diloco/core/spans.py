@@ -75,5 +75,5 @@ def taken(spans: Spans, count: int) -> tuple[Spans, Spans]:
 
 
 def sound(spans: Spans) -> bool:
-    """Whether these spans are sorted, disjoint, neither empty nor adjacent, and without negative positions."""
-    return spans == joined(spans) and (not spans or spans[0][0] >= 0)
+    """Whether these spans are sorted, disjoint, neither empty nor adjacent."""
+    return spans == joined(spans)

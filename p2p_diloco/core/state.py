@@ -21,8 +21,6 @@ from .revision import FOUNDED, Revision
 from .rules import Rules
 from .version import ContributionId, Version, life_of
 
-LINKS_MAX = 256
-"""A state remembers its newest ancestors, this many."""
 FORGOTTEN_AFTER = 1024
 """In synchronous mode a member that no commit has counted for this many epochs leaves the roll."""
 DEMOTED_FOR = 64
@@ -132,7 +130,7 @@ def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rule
     after_it = replace(after_it, key=key, hashes=hashes)
     chain = _chain(base.chain, after_it, base.generation, samples, epoch)
     version = Version(base.generation, samples, epoch, chain)
-    links = (*state.links, (epoch, chain))[-min(LINKS_MAX, rules.history) :]
+    links = (*state.links, (epoch, chain))[-rules.history :]
     names = tuple(peer for peer, _ in choice.entries)
     plan = plan_after(rules, state.fragment, epoch, after_it.roll, names, len(state.plan.succession), choice.successors)
     return replace(after_it, version=version, links=links, plan=plan)
@@ -144,9 +142,9 @@ def _chain(before: str, state: State, generation: int, samples: int, epoch: int)
 
 def is_sound(state: State) -> bool:
     """Whether a told state has the chain of its version: a false roll or table does not."""
-    v, roll = state.version, list(state.roll)
+    v = state.version
     if v.epoch == 0:  # its founder alone is known, and it has counted nothing
-        return len(roll) == 1 and state == founding(state.fragment, v, roll[0], len(state.plan.owners))
+        return state == founding(state.fragment, v, min(state.roll), len(state.plan.owners))
     if len(state.links) < 2:
         return False
     ends = state.links[-1] == (v.epoch, v.chain) and state.links[-2][0] == v.epoch - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .events import Effect, Start
@@ -60,15 +61,16 @@ class Training:
     @property
     def loads_by(self) -> float:
         """The latest time to answer the trainer's Merge; inf if none waits."""
-        waits = self.merging is None or any(log.state is None for log in self.logs)
-        return float("inf") if waits or self.merging is None else self.merging + self.rules.loads_within
+        if self.merging is None or any(log.state is None for log in self.logs):
+            return math.inf
+        return self.merging + self.rules.loads_within
 
     def load(self, now: float) -> list[Effect]:
         """Answer a Merge. The answer waits briefly while the next version is near: a contribution on the present one
         would be too late."""
         near = (Phase.LACKING, Phase.APPLYING, Phase.FETCHING)
         delayed = not self.own.flying and any(log.phase in near for log in self.logs) and now < self.loads_by
-        if self.merging is None or delayed or any(log.state is None for log in self.logs):
+        if self.loads_by == math.inf or delayed:
             return []
         self.merging = None
         return [self.own.merge()]

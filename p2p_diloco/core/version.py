@@ -58,7 +58,9 @@ class ContributionId:
 
 def model_version(versions: Sequence[Version]) -> ModelVersion:
     """Return the version of the whole model: the highest generation of its fragments, the sums of their samples
-    and epochs, and a hash of their chains, given in the order of the fragments."""
+    and epochs, and a hash of their chains, given in the order of the fragments. Of no fragment: that of no state."""
+    if not versions:
+        return ModelVersion()
     return ModelVersion(
         max(v.generation for v in versions),
         sum(v.samples for v in versions),

@@ -19,7 +19,7 @@ long each further time in one round, TURNS times at most."""
 def pass_over(log: FragmentLog, now: float) -> list[Effect]:
     """Add an interval to each wait, and go on without those for which it has lasted too long."""
     round, step = log.round, log.rules.probe_every
-    most = awaited(log, now) if log.state is not None and log.phase not in (Phase.FINAL, Phase.FETCHING) else {}
+    most = {} if log.phase is Phase.FINAL else awaited(log, now)
     round.waited |= {peer: round.waited.get(peer, -step) + step for peer in most}
     claims_it = round.promised is not None and log.leads and log.phase is not Phase.HOLDING
     over = sorted(peer for peer, longest in most.items() if round.waited[peer] >= longest)
@@ -53,9 +53,9 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
         return {}
     if leader != round.leader and leader in round.heard and not claims.impatient(log, now):
         return {}  # it should claim, and holds to another peer, which may be gone for this peer alone
-    working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
-    if len(working) < closing.needed(log) or moving or (excuses(log, leader) and _has_time(log, since, now)):
+    few = len(closing.workers(log)) < closing.needed(log)
+    if few or moving or (excuses(log, leader) and _has_time(log, since, now)):
         return {}
     grace = max(log.grace(), log.rules.promises_within) if log.rules.asynchronous else log.grace()
     times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
@@ -116,10 +116,10 @@ def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:
 
 def watched(log: FragmentLog, now: float) -> set[str]:
     """Return the peers that are probed in each interval because this round waits for them."""
-    if log.state is None or log.phase is Phase.FINAL:
+    if log.phase is Phase.FINAL:
         return set()
     leader = log.round.handed[0] and log.round.leader
     found = {leader, *excuses(log, leader), *claims.missing(log)}
-    if log.leads and log.round.readys:
+    if log.round.readys:
         found |= set(awaits(log, now))
     return found - {log.me, ""}

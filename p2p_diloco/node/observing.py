@@ -20,9 +20,8 @@ import torch
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.events import Fill
-from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.state import State, final, is_sound
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
@@ -90,7 +89,7 @@ class Observer(Handler):
     @property
     def model(self) -> ModelVersion:
         """The version of the whole model; the lowest one, `ModelVersion()`, while a fragment is missing."""
-        return model_of(self.held) if self._complete() else ModelVersion()
+        return model_version(self.held) if self._complete() else ModelVersion()
 
     def _complete(self) -> bool:
         """Whether all fragments are held, of one generation."""
@@ -171,7 +170,7 @@ class Observer(Handler):
             if not await self._come(donor, heads, self.rules.answers_within, give_up_at):
                 self._why = f"the peer {donor} does not answer"
                 return False
-            if model_of([state.version for state, _ in self._heads.values()]) < self.model:
+            if model_version([state.version for state, _ in self._heads.values()]) < self.model:
                 return True
             if (lacking := self._take_whole()) is None:
                 self._why = f"slices of the peer {donor} don't have the digests that it told"

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from p2p_diloco.core import leases
+from p2p_diloco.core import leases, outlook
+from p2p_diloco.core.spans import length
 from p2p_diloco.node import status as s
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
@@ -39,7 +40,7 @@ class Reporter:
     def status(self) -> s.PeerStatus:
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
-        aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
+        aggregates, round_now, alive = outlook.owned(replica), outlook.round_now(replica), set(replica.roster.alive())
         outer_lr, outer_momentum = run.rates_at(replica.revision, replica.epoch)
         wall = time.time() - asyncio.get_running_loop().time()
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions
@@ -122,7 +123,7 @@ class Reporter:
         since = self._common.shared.stands_since
         if self._state() != "joining" and not (since and time.monotonic() - since > WAITS_S):
             return ""
-        return self._common.event_log.named(self._common.replica.waiting())
+        return self._common.event_log.named(outlook.waiting(self._common.replica))
 
     def _usage(self) -> tuple[float | None, int | None]:
         """The cores that node and trainer have kept busy since the last call, and their memory, shared memory counted
@@ -166,5 +167,5 @@ class Reporter:
 def _progress(table: leases.Table) -> s.DataProgress:
     data = table.data
     return s.DataProgress(
-        data.name[: s.NAME_LETTERS_MAX], data.length, data.epochs, leases.used_count(table), leases.leased(table)
+        data.name[: s.NAME_LETTERS_MAX], data.length, data.epochs, length(leases.used(table)), leases.leased(table)
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from p2p_diloco.core import outlook
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
@@ -317,7 +318,7 @@ class Ending:
         if not self._replica.finished:
             return b""
         if self.known is None or self.known.model != self._mine:
-            fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
+            fragments, revision = len(self._replica.rules.fragments), outlook.ended_by(self._replica)
             self.known = signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
         return pack_record(self.known)
 

@@ -19,12 +19,12 @@ import msgspec
 from torch import Tensor
 
 from p2p_diloco.core import events as e
+from p2p_diloco.core import outlook
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
-from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
-from p2p_diloco.core.version import ContributionId, life_of
+from p2p_diloco.core.version import ContributionId, life_of, model_version
 from p2p_diloco.node import wire
 from p2p_diloco.node.channel import Door, Message, NodeEnd
 from p2p_diloco.node.common import Common
@@ -160,7 +160,7 @@ class TrainerSide:
             "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.chain] for v in replica.versions],
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
-            "aggregates": list(replica.aggregates()),
+            "aggregates": list(outlook.owned(replica)),
             "shared": replica.roster.shared(),
             "me": replica.me,
             "life": life_of(replica.own.incarnation),
@@ -221,10 +221,10 @@ class TrainerSide:
             again=effect.due is not None and replica.own.is_out(effect.due),
             ended=bool(self._shared.finished),
             commits=self._commits,
-            commit_steps=replica.steps,
+            commit_steps=outlook.steps(replica),
             every=self.submissions.steps if self._asynchronous else every,
             epoch=min(version.epoch for version in merged),
-            digest=model_of(merged).digest,
+            digest=model_version(merged).digest,
             trained=min(version.samples for version in merged),
             workers=replica.workers(),
             tables=replica.tables if tells_data else None,
@@ -290,7 +290,7 @@ class TrainerSide:
             await asyncio.sleep(TELL_EVERY_S)
             stands_long = self._shared.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
             if self.ready_at is None or stands_long:
-                text = self._event_log.named(self._held_for or self._replica.waiting())
+                text = self._event_log.named(self._held_for or outlook.waiting(self._replica))
                 self._channel.progress(text)
 
     def _publish(self) -> None:

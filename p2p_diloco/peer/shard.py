@@ -222,7 +222,7 @@ class Shard:
         """Take over the data set's table at the end of a merge, and the positions that this peer may train on."""
         new, freed = leases.ungranted(table), leases.freed(table)
         self.stock = stock
-        self.complete, self.used = leases.complete(table), leases.used_count(table)
+        self.complete, self.used = leases.complete(table), length(leases.used(table))
         self.left = None if new is None else new + freed
         self.epoch = leases.lowest(table) // self.data.length
         self.mark = table.next, self.used, freed

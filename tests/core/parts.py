@@ -12,7 +12,7 @@ from p2p_diloco.core.plan import Member
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, commit_of, founding, key_of, rooted
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from tests.core.world import rules
 
 
@@ -71,13 +71,13 @@ def a_commit(log: FragmentLog, choice: Choice, owner: str, *, term: int = 0) -> 
 
 def tells(log: FragmentLog, peer: str, epoch: int, chain: str) -> None:
     """Let a peer tell that it holds this version."""
-    log.roster.summarized(peer, Summary(1, "worker", heads=((epoch, chain),)))
+    log.roster.summarized(peer, Summary(1, "worker", model=ModelVersion(0), heads=((epoch, chain),)))
 
 
 def a_log(me: str, *names: str, of: Rules | None = None) -> FragmentLog:
     """Return a log at epoch 3 of a peer that knows these others, all at the same version."""
     these = of or rules()
-    roster = Roster(me, these, Summary(1 << 20, "worker"))
+    roster = Roster(me, these, Summary(1 << 20, "worker", model=ModelVersion(0)))
     log, state = FragmentLog(0, these, roster), a_state(3, *names)
     log.begin(state, 0.0)
     for name in names:

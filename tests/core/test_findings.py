@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.core import admission, applying, claims, closing, leading, owning, plan, state
+from p2p_diloco.core import admission, applying, claims, closing, digests, leading, owning, plan, state
 from p2p_diloco.core import events as e
 from p2p_diloco.core import messages as msg
 from p2p_diloco.core.admission import countable, unsound
@@ -15,7 +15,8 @@ from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.plan import Member, plan_after
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
-from p2p_diloco.core.state import append, founded_by, founding, is_sound, key_of
+from p2p_diloco.core.rounds import Rounds
+from p2p_diloco.core.state import append, founded_by, founding, is_sound, key_of, relation
 from p2p_diloco.core.version import SALT_BITS, ContributionId, Version
 from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, after, choice_of, sent
 from tests.core.sabotage import fails_if
@@ -48,6 +49,15 @@ def test_whoever_commits_one_key_makes_one_version() -> None:
     assert key_of(0, state.version, replace(one, entries=(("A", unlike), *one.entries[1:]))) != key_of(
         0, state.version, one
     )
+
+
+@fails_if(state.relation, "theirs.generation != mine.generation", "False")
+def test_another_generation_is_another_lineage_however_far_it_was_set_back() -> None:
+    """The run was set back by more commits than links name. The old generation, far ahead, would be followed."""
+    new, old = replace(a_state(3, "A").version, generation=1), Version(0, 9000, 900, "old")
+    for mine, theirs in ((new, old), (old, new)):
+        links = ((mine.epoch, mine.chain),)
+        assert relation(mine, links, theirs, ((theirs.epoch, theirs.chain),)) == "fork"
 
 
 # -- leading
@@ -239,6 +249,45 @@ def test_a_claim_waits_for_those_that_refuse() -> None:
     assert dict(log.held.roll)[leader].led == 4
     world.reach(6)
     world.check()
+
+
+@fails_if(claims.vote, "round.commit if log.phase in (Phase.LACKING, Phase.APPLYING)", "None if True")
+def test_a_claimant_learns_of_the_commit_that_a_voter_knows() -> None:
+    """The leader is gone after its commit has reached B and another peer, which is cut off and has applied it. C, which
+    claims, has made no mean for it: it would make another commit on the same base."""
+    leader, voter, claimant = a_state(3, "A", "B", "C").plan.succession
+    knows, log = (a_log(me, "A", "B", "C") for me in (voter, claimant))
+    commit = a_commit(knows, choice_of(knows.held, "A", "B", by=leader), leader)
+    assert applying.committed(knows, leader, commit, 1.0) == []
+    log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, claimant, set(), Phase.CLAIMING
+    (told,) = sent(claims.claimed(knows, claimant, msg.Claim(0, log.held.version, 2, 1), 1.0), msg.Vote)
+    Rounds([log], Exchange(claimant, log.rules, [log], 1)).received(voter, told[1], 1.0)
+    assert log.round.commit == commit
+
+
+@fails_if(claims.forgotten_by, "log.round.refused.pop(peer, None)", "pass")
+@fails_if(claims.forgotten_by, "log.round.heard.pop(peer, None)", "pass")
+def test_a_claim_of_an_earlier_life_is_void() -> None:
+    """B claims, and restarts. If the leader dies then, nobody promises what B no longer claims. What it claims anew is
+    promised, though its numbers begin again."""
+    leader, claimant, me = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(me, leader, claimant, me)
+    claims.claimed(log, claimant, msg.Claim(0, log.held.version, 1, 100), 1.0)
+    claims.forgotten_by(log, claimant)
+    log.roster.peers[leader].dead = True
+    assert claims.promise(log, 2.0) == []
+    claims.claimed(log, claimant, msg.Claim(0, log.held.version, 1, 1), 2.0)
+    assert (log.round.leader, log.round.term) == (claimant, 1)
+
+
+@fails_if(claims.forgotten_by, "log.round.promised.discard(peer)", "pass")
+def test_a_promise_of_an_earlier_life_is_none() -> None:
+    """C promises B's claim, and restarts: it knows nothing of that, and may promise another one now."""
+    log, (_, second, third) = claiming()
+    claims.voted(log, third, msg.Vote(0, log.held.version, 1, second, turn=8))
+    assert third not in claims.missing(log)
+    claims.forgotten_by(log, third)
+    assert third in claims.missing(log)
 
 
 # -- means and slices
@@ -447,6 +496,18 @@ def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
     world.misstate("A", lambda s: {"digests": tuple(tuple((epoch, "lie") for epoch, _ in one) for one in s.digests)})
     world.reach(7)
     assert not any(world.peers[name].notes("repair") for name in "BC")
+
+
+@fails_if(digests.unlike, "len(outvoted) >= UNLIKE", "False")
+def test_a_machine_that_computes_unlike_the_others_says_so_once() -> None:
+    """It notes nothing of itself as of a peer: else it would probe itself, find that dead, and free its own leases."""
+    log, said = a_log("A", "A", "B", "C"), list[e.Note]()
+    for epoch in range(2 * digests.UNLIKE):
+        digests.record(log, epoch, ("unlike",) * log.slices)
+        said += digests.unlike(log, ["B", "C"])
+    assert [note.kind for note in said] == ["mismatch"]
+    assert set(log.roster.peers) == {"B", "C"}
+    assert len(log.roster.outvoted) == digests.UNLIKE
 
 
 # -- the exchange, revisions, the end

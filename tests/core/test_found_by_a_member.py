@@ -53,7 +53,7 @@ def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
     assert sent(leading._fetch(log, "B", 0, "X", 2.0), msg.Slice) == [("B", a_slice(log, "X", 0))]
 
 
-@fails_if(owning.collect, "if choice is not None and not (ready is not None and fits(ready, part)):", "if False:")
+@fails_if(owning.collect, "if closed and not fits(ready, part):", "if False:")
 def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None:
     """X sends slices of ever newer contributions: a round that waited while something comes would never end."""
     log = a_leader("A", "X", closed=True)

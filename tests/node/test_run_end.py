@@ -103,7 +103,7 @@ def replica_at(model: ModelVersion, others: Mapping[str, ModelVersion] | None = 
         alive=lambda: [*(others or {})],
     )
     return SimpleNamespace(
-        **{"me": "x", "finished": False, "roster": roster, "rules": RULES, "ended_by": FOUNDED, **more}
+        **{"me": "x", "finished": False, "roster": roster, "rules": RULES, "logs": (), "revision": FOUNDED, **more}
     )
 
 

@@ -18,9 +18,8 @@ import torch
 from nodes import NUMEL, RUN_ID, SLICES, Field
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.state import State, append, key_of, rooted
-from p2p_diloco.core.version import ContributionId, Version, incarnation
+from p2p_diloco.core.version import ContributionId, Version, incarnation, model_version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
@@ -236,7 +235,7 @@ class Liar:
 
     def summary(self, **changes: Any) -> m.Summary:
         """What it says of itself: as far as the honest peers, and at work."""
-        model, heads = model_of([self.version()]), self.heads()
+        model, heads = model_version([self.version()]), self.heads()
         told = m.Summary(self.incarnation, "worker", True, model, heads, speed=1.0)
         return replace(told, **changes)
 

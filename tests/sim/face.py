@@ -15,14 +15,13 @@ from p2p_diloco.core import claims, closing, holding, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
-from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.messages import Commit, Mean, Message, Part
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, chain_at, hash_of, is_empty, steps_of
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version, model_version
 
 from .invariants import drafted
 from .model import Fate, Tensors, require
@@ -155,7 +154,7 @@ class Face(Replica):
 
     @property
     def model(self) -> ModelVersion:
-        return model_of([v for v in self.versions if v is not None] if self.has_state else [])
+        return model_version([v for v in self.versions if v is not None] if self.has_state else [])
 
     @property
     def incarnation(self) -> int:

@@ -21,6 +21,8 @@ from p2p_diloco.core.events import Broke, Delivered, Expelled, Received, SendFai
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.state import State, commit_of, hash_of, key_of, rooted
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.fields import check_place, completed
 
 from .model import require
 from .standstill import stands_still
@@ -207,13 +209,18 @@ class Hostile:
     def arrives(self, to: Process, message: msg.Message) -> None:
         """Feed a message to its receiver, unless it is a lie that the receiver must believe, because it answers a
         question. A message that answers no question may neither replace a state nor pass as another peer's commit
-        (invariant q)."""
+        (invariant q). What a node refuses does not reach its core."""
         replica = to.replica
         if (
             isinstance(message, msg.Told | msg.Head | msg.Part)
             and not self._is_true(message)
             and self._is_asked(to, message)
         ):
+            return
+        try:
+            message = completed(message, self.world.rules)
+            check_place(message, self.world.rules)
+        except Refusal:
             return
         self.world.feed_alive(to, Received(self.name, message))
         heads = [fetch.head.version for fetch in replica.fetching.fetches.values() if fetch.head is not None]
@@ -239,7 +246,7 @@ class Hostile:
             case "seize":
                 return msg.Claim(unit, state.version, self._next_term(log))
             case "claim":
-                return msg.Claim(unit, self._near(state.version), rng.choice([-1, 0, 1, 2, 3, 5, 17, HUGE]))
+                return msg.Claim(unit, self._near(state.version), rng.choice([0, 1, 2, 3, 5, 17, HUGE]))
             case "close":
                 return self._close(log)
             case "commit":
