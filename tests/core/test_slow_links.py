@@ -15,6 +15,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, Slice, Summary
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, ModelVersion
@@ -97,6 +98,24 @@ def test_a_peer_whose_long_messages_are_lost_holds_no_round_up_for_long(whom: st
     world.run(3000.0)
     assert world.peers["A"].epoch - before > 0.75 * 3000 / 60
     assert world.peers["B"].epoch >= world.peers["A"].epoch - 1
+
+
+@fails_if(Replica._notice_idleness, " or self.fetching.starves", "", "ABC")
+@pytest.mark.parametrize("names", ["ABC", "ABCD"])
+def test_a_peer_to_which_nothing_long_comes_holds_no_round_up_for_long(names: str) -> None:
+    """C contributes, and neither means nor states reach it. A and B waited for its next contribution until
+    `round_timeout`, and then for longer and longer ones. C says that it is idle, and is told why; once its path is
+    mended it is counted again."""
+    world = World(names, rules(round_timeout=600.0), trains_s=30.0)
+    world.run(150.0)
+    before, lost = world.peers["A"].epoch, Slice | Mean | Part
+    world.rules_of_net.append(lambda _, to, m: LOST if to == "C" and isinstance(m, lost) else None)
+    world.run(900.0)
+    assert world.peers["A"].epoch - before > 0.9 * 900 / 30
+    assert len(world.peers["C"].notes("starved")) == 1
+    world.rules_of_net.pop()
+    world.run(300.0)
+    assert world.peers["A"].state().roll["C"].epoch >= world.peers["A"].epoch - 1
 
 
 @fails_if(leading._sends_no_more, " or not log.is_here(author)", "")
