@@ -254,14 +254,18 @@ def shared_invitation(key_file: Path) -> Invitation:
     """The invitation beside a run key, which has the run's name and addresses.
 
     Raises:
-        ConfigError: there is none, or it is of another run.
+        ConfigError: there is none, or it is of another run; or the key can't be read.
     """
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import read_invitation
 
-    path = key_file.with_suffix(".invite")
+    key, path = RunKey.load(key_file), key_file.with_suffix(".invite")
+    if not path.exists():
+        wrong = f"needs an invitation to its run beside it, {path.name}"
+        mend = "put the founder's there, or any member's under this name"
+        raise ConfigError(wrong, key="run key", value=key_file, mend=mend)
     invitation = read_invitation(PeerConfig(invite=str(path)))
-    if invitation.grant.run != RunKey.load(key_file).public:
+    if invitation.grant.run != key.public:
         mend = f"put the founder's .invite file beside {key_file}"
         raise ConfigError("is the invitation to another run", key="invite", value=path, mend=mend)
     return invitation
