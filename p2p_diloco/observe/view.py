@@ -102,7 +102,7 @@ def lines(snapshot: Snapshot) -> list[str]:
 def _headline(snapshot: Snapshot) -> str:
     run, count = snapshot.run, len(snapshot.peers)
     if run.config is None and not count:
-        return f"run {run.run_id}: no peer of it is seen (--run-id names another run)"
+        return f"run {run.run_id}: no peer of it is seen; check its name, and its peers"
     parts = [f"run {run.run_id}", run.mode, f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
     if run.slices is not None:
         parts.append(f"{run.slices} slice{'' if run.slices == 1 else 's'}")

@@ -152,7 +152,7 @@ def test_doubt_and_refused_messages_are_told_above_the_events() -> None:
 
 def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
-    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen (--run-id names another run)"]
+    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen; check its name, and its peers"]
     assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 slices"]
 
 
