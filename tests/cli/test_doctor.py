@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,22 @@ def test_versions_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch) -> No
     installed["torch"] = None
     found = the(machine.versions(ANY))
     assert (found.verdict, found.mend, "torch is missing" in found.text) == ("bad", "pip install p2p-diloco", True)
+
+
+def test_an_invitation_that_has_expired_is_bad(tmp_path: Path) -> None:
+    """The others would turn this peer away. The founder needs none, because it has the key."""
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invitation import Invitation
+
+    key, file = RunKey.create(), tmp_path / "r.invite"
+    for life_s, verdict in ((9e4, "ok"), (-1.0, "bad")):
+        grant, seed = key.grant("aggregator", "ann", time.time() + life_s)
+        file.write_text(Invitation("r", (NEAR,), grant, seed, key.secret).pack())
+        found = the(machine.invitation(Seen(PeerConfig(invite=str(file)))))
+        assert (found.verdict, "of ann" in found.text) == (verdict, True)
+    key.save(tmp_path / "r.key")
+    assert verdicts(machine.invitation(Seen(PeerConfig(invite=str(file))))) == ["ok"]
+    assert verdicts(machine.invitation(ANY)) == []
 
 
 def test_p2pd_that_does_not_run_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 Check = Callable[[Seen], Iterable[Found]]
-LOCAL: Sequence[Check] = (machine.versions, machine.p2pd, machine.memory, machine.disk)
+LOCAL: Sequence[Check] = (machine.invitation, machine.versions, machine.p2pd, machine.memory, machine.disk)
 """The checks of this machine, which look for themselves."""
 NETWORK: Sequence[Check] = (
     network.port, network.initial_peer, network.clock, network.transfer, network.reachable, network.peers,
