@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -413,6 +414,22 @@ def test_private_peers_are_not_dialled() -> None:
     statuses = [PeerStatus(peer_id=name, name=name, reach="private") for name in ("carol", "dan")]
     asyncio.run(examination._visit_run(seen, cast(Any, None), cast(Any, None), statuses, asyncio.Lock()))
     assert (seen.others, seen.private) == ([], ["carol", "dan"])
+
+
+def test_a_peer_is_looked_for_at_its_addresses_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loopback address is another machine's here; libp2p would take another one, and the table show this one."""
+    asked: list[str] = []
+
+    async def visit(daemon: object, address: str, lock: object) -> Visit:
+        asked.append(address)
+        return Visit(address, "timed out")
+
+    monkeypatch.setattr(examination, "visit", visit)
+    daemon = cast(Any, SimpleNamespace(introduce=lambda *_: None))
+    for addresses in ((NEAR, FAR), (NEAR,)):
+        status = PeerStatus(peer_id=ID, addresses=addresses)
+        asyncio.run(examination._visit_peer(daemon, None, status, asyncio.Lock()))
+    assert asked == [FAR, NEAR]
 
 
 def test_ways_of_payloads_are_counted() -> None:
