@@ -89,6 +89,17 @@ def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 
+def test_peers_of_one_name_are_told_apart() -> None:
+    """Two machines of one invitation have its name; the log tells them apart by the ends of their ids, too."""
+    peers = [
+        PeerStatus(name=name, peer_id=f"12D3{end}", time=NOW)
+        for name, end in [("a", "x" * 6), ("a", "y" * 6), ("b", "")]
+    ]
+    snap = snapshot("main", None, peers, NOW)
+    assert [line.split(" state=")[0] for line in lines(snap)[1:]] == ["  a (…xxxxxx)", "  a (…yyyyyy)", "  b"]
+    assert "a (…yyyyyy)" in screen(snap, 200)
+
+
 def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
