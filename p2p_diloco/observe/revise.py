@@ -21,6 +21,7 @@ from p2p_diloco.core.revision import CHANGEABLE, NEVER, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
+from p2p_diloco.node.fields import COUNT_MAX, MOST
 from p2p_diloco.node.run_record import REVISION, REVISIONS, Founding, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.snapshot import Snapshot, look, run_record, weighed
@@ -120,6 +121,10 @@ async def revise(
     if (lr := changes.get("outer_lr") or 0.0) > max(OUTER_LR_MAX, present.settings["outer_lr"] or 0.0):
         wrong = f"is above {OUTER_LR_MAX:g}: each outer step would end further from the peers' mean than it began"
         raise ConfigError(wrong, key="outer_lr", value=lr, mend="choose a lower one")
+    for key, value in changes.items():
+        if value is not None and value > (most := MOST.get(key, COUNT_MAX)):
+            # all peers would adopt it, and refuse each other's messages, which have it
+            raise ConfigError(f"must be at most {most}", key=key, value=value, mend="choose a lower one")
     config = RunConfig(**{**present.config.to_wire(), **wanted})
     stop = config.stop_after_epochs if config.mode == "sync" else None
     for doubt in config.doubts(stop and max(stop, present.seen.run.epoch)):

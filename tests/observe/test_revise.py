@@ -178,6 +178,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
         ({"num_fragments": 2, "sync_every": 4}, {"sync_every": 1}, "alice-id", ConfigError, "less than num_fragm"),
         ({"stop_after_epochs": 8}, {"stop_after_epochs": 20}, "alice-id", Refused, "is at epoch 7, and ends at 8"),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
+        ({}, {"stop_after_samples": 10**15}, "alice-id", ConfigError, f"samples={10**15} must be at most {2**48}"),
         ({}, {"outer_lr": 7.0}, "alice-id", ConfigError, "outer_lr=7.0 is above 2: each outer step would end further"),
     ],
 )
