@@ -198,7 +198,11 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
     others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
     if len(open_ones) == 1 and not others:
         return open_ones[0]
-    wrong = f"has come with one of these invitations: {', '.join(open_ones) or 'none that is valid'}"
+    if not open_ones:
+        wrong = f"has come with an invitation that isn't in {issued.path.name}"
+        mend = "revoke it by the id of its grant, which the `Granted` lines in any member's history have"
+        raise UsageError(wrong, key="NAME", value=name, mend=mend)
+    wrong = f"has come with one of these invitations: {', '.join(open_ones)}"
     if others:
         wrong += f"; these peers may have, too: {', '.join(sorted(peer.name for peer in others))}"
     mend = "put out all that use one with `p2p-diloco revoke`, and give those who stay one each (p2p-diloco invite)"

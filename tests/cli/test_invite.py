@@ -171,6 +171,26 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     assert sentence in capsys.readouterr().err
 
 
+def test_whom_the_list_does_not_name_is_kicked_by_a_grants_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only a copy of the key is left, the founder's list is empty."""
+    (folder / "r.issued").unlink()
+
+    async def look(*_: object) -> Snapshot:
+        return seen(("bob", "b-id"))
+
+    async def record(*_: object) -> None:
+        return None
+
+    for name, value in (("look", look), ("run_record", record)):
+        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
+    assert revocations(monkeypatch) == []
+    assert call("kick", "bob") == 2
+    assert "NAME=bob has come with an invitation that isn't in r.issued; revoke it by the id" in capsys.readouterr().err
+    assert call("revoke", "0123456789abcdef", "--initial-peers", FAR) == 0
+
+
 @pytest.mark.parametrize("command", [[], ["--", "true"]])
 def test_join_refuses_an_invitation_that_lets_nobody_train(
     folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
