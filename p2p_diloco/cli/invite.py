@@ -198,7 +198,11 @@ async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -
     others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
     if len(open_ones) == 1 and not others:
         return open_ones[0]
-    wrong = f"has come with one of these invitations: {', '.join(open_ones) or 'none that is valid'}"
+    if not open_ones:
+        wrong = f"has come with an invitation that isn't in {issued.path.name}"
+        mend = "revoke it by the id of its grant, which the `Granted` lines in any member's history have"
+        raise UsageError(wrong, key="NAME", value=name, mend=mend)
+    wrong = f"has come with one of these invitations: {', '.join(open_ones)}"
     if others:
         wrong += f"; these peers may have, too: {', '.join(sorted(peer.name for peer in others))}"
     mend = "put out all that use one with `p2p-diloco revoke`, and give those who stay one each (p2p-diloco invite)"
@@ -254,14 +258,18 @@ def shared_invitation(key_file: Path) -> Invitation:
     """The invitation beside a run key, which has the run's name and addresses.
 
     Raises:
-        ConfigError: there is none, or it is of another run.
+        ConfigError: there is none, or it is of another run; or the key can't be read.
     """
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import read_invitation
 
-    path = key_file.with_suffix(".invite")
+    key, path = RunKey.load(key_file), key_file.with_suffix(".invite")
+    if not path.exists():
+        wrong = f"needs an invitation to its run beside it, {path.name}"
+        mend = "put the founder's there, or any member's under this name"
+        raise ConfigError(wrong, key="run key", value=key_file, mend=mend)
     invitation = read_invitation(PeerConfig(invite=str(path)))
-    if invitation.grant.run != RunKey.load(key_file).public:
+    if invitation.grant.run != key.public:
         mend = f"put the founder's .invite file beside {key_file}"
         raise ConfigError("is the invitation to another run", key="invite", value=path, mend=mend)
     return invitation

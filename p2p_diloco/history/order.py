@@ -52,18 +52,25 @@ def ordered(lives: Sequence[Life]) -> Ordered:
     shifts = _shifts(streams, sent)
     straight = {peer: [replace(it, time=it.time + shifts[peer]) for it in stream] for peer, stream in streams.items()}
     entries = list(_merged(straight, dict(sent)))
-    last = {life.peer: life for life in lives if life.entries}
-    deaths = [_death(peer, entries) for peer, life in last.items() if not life.head.left]
+    starts = {peer: [it.time for it in entries if it.peer == peer and it.what == STARTED] for peer in streams}
+    deaths = []
+    for life in lives:
+        if life.entries:
+            starts[life.peer].pop(0)
+            until = min(starts[life.peer], default=math.inf)
+            deaths += [] if life.head.left else [_death(life.peer, entries, until)]
     entries = sorted([*entries, *(death for death in deaths if death)], key=lambda entry: entry.time)
     began = entries[0].time if entries else 0.0
     return Ordered([replace(entry, time=entry.time - began) for entry in entries], began, shifts)
 
 
-def _death(peer: str, entries: Sequence[Entry]) -> Entry | None:
+def _death(peer: str, entries: Sequence[Entry], until: float) -> Entry | None:
     """A peer's death, if it has died: at the time at which it was heard of for the last time, which may be later than
-    its history's end."""
-    senders = ((it, it.what.sender if isinstance(it.what, Received) else "") for it in entries)
-    heard = max(it.time for it, sender in senders if peer in (it.peer, sender))
+    its history's end. `until`: when it has started again."""
+    senders = ((it, it.what.sender if isinstance(it.what, Received) else "") for it in entries if it.time < until)
+    heard = max((it.time for it, sender in senders if peer in (it.peer, sender)), default=until)
+    if until < math.inf:
+        return Entry(heard, peer, DIED)
     after = [effect for it in entries if it.time > heard for effect in it.effects]
     is_noted = any(isinstance(effect, Died) and effect.peer == peer for effect in after)
     return Entry(heard, peer, DIED) if is_noted or entries[-1].time > heard + DEAD_AFTER_S else None

@@ -120,7 +120,8 @@ class Beginning:
             if not over and replica.has_state:
                 return
             late = clock() - max(began, replica.fetching.grew_at) >= give_up_s
-            if roster.alive() if over else any(roster.holds_state(peer) for peer in roster.alive()):
+            found = bool(roster.alive()) if over else any(roster.holds_state(peer) for peer in roster.alive())
+            if found:
                 alone_since = clock()
             alone = not replica.has_state and clock() - alone_since >= self._patience_s
             if over:
@@ -128,6 +129,8 @@ class Beginning:
             elif late or alone:
                 await self._find_holders(ending, tell, late=late)
                 alone_since = clock()
+            elif found:
+                tell("")  # so that the replica says how far the fetch is
             while clock() < look_again_at and (over or not replica.has_state):
                 await asyncio.sleep(SEEN_EVERY_S)
 

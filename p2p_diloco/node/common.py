@@ -166,7 +166,8 @@ class Common:
         self.fetching = Fetching(transport, swarm.inbox.questions, run.run_id, local.cache_dir, local.cache_bytes)
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log = EventQueue(), EventLog(transport.peer_id)
-        self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
+        named, told = self.event_log.named, self.event_log.news.set
+        self.deaths = DeathCount(transport, run.run_id, named, swarm.inbox.role_of, told)
         grant = "" if swarm.access is None else swarm.access.member.own.id.hex()
         self.replica = Replica(
             transport.peer_id,

@@ -149,6 +149,8 @@ class _DataSet:
     def __init__(self, name: str, manifest: Manifest, records: Iterable[DataNodeRecord]) -> None:
         self.name, self.manifest = name, manifest
         self.nodes: dict[str, _DataNode] = {}
+        self.others: Sequence[str] = ()
+        """The names of data nodes that serve another data set under this name."""
         self.fetching: dict[int, asyncio.Task[Path]] = {}
         self.awaited: set[int] = set()  # slices that the trainer waits for
         self.soon: deque[int] = deque()
@@ -157,7 +159,9 @@ class _DataSet:
 
     def meet(self, records: Iterable[DataNodeRecord]) -> None:
         """From now on use the data nodes of these records, if they serve this data set, and no others."""
-        ours = [record for record in records if record.data_set == self.manifest.identity]
+        found = list(records)
+        ours = [record for record in found if record.data_set == self.manifest.identity]
+        self.others = sorted({record.label for record in found if record not in ours})
         self.nodes = {record.peer_id: self.nodes.get(record.peer_id, _DataNode(record)) for record in ours}
         self.news.set()
 
@@ -172,7 +176,8 @@ class _DataSet:
         """Why a slice is not here yet, as a sentence."""
         nodes, begin = self.nodes.values(), f"waits for slice {index} of {self.name!r}: "
         if not nodes:
-            return begin + "no data node serves it now"
+            other = f", but {', '.join(self.others)} another data set of this name: other files or --slice-bytes"
+            return begin + "no data node serves it now" + (other if self.others else "")
         if all(node.why for node in nodes):
             said = "; ".join(f"{node.record.label}: {node.why}" for node in nodes)
             return begin + f"no data node that holds it answers ({said})"

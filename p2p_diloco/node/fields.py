@@ -34,13 +34,15 @@ HEXADECIMAL = {
     "digests": CHAIN_DIGITS, "root": CHAIN_DIGITS, "hashes": HASH_DIGITS, "hash": HASH_DIGITS,
 }  # fmt: skip
 """The fields whose text is a hash, or empty."""
+COUNT_MAX = 2**40
 MOST: dict[str, float] = {
-    "incarnation": 2**62, "life": 2**62, "samples": 2**48, "start": leases.POSITION_MAX, "stop": leases.POSITION_MAX,
+    "incarnation": 2**62, "life": 2**62, "samples": 2**48, "stop_after_samples": 2**48,
+    "start": leases.POSITION_MAX, "stop": leases.POSITION_MAX,
     "next": leases.POSITION_MAX, "used": leases.POSITION_MAX, "epochs": leases.EPOCHS_MAX, "wants": leases.WANTS_MAX,
     "length": leases.LENGTH_MAX, "weight": 2.0**40, "speed": 2.0**40, "outer_lr": 1e9, "outer_momentum": 1e9,
     "ModelVersion.samples": 2**62, "ModelVersion.epochs": 2**62,
 }  # fmt: skip
-"""The greatest numbers: by field, else 2**40 and, with a fraction, 2**50."""
+"""The greatest numbers: by field, else COUNT_MAX and, with a fraction, 2**50."""
 LEAST = {"ModelVersion.generation": -1, "Summary.sent": -1}
 """The least whole numbers, else 0."""
 LONGEST = {
@@ -62,7 +64,7 @@ T = TypeVar("T")
 def _scalar(hint: Any, field: str) -> Any:
     name = field.partition(".")[2]
     if hint is int:
-        return Annotated[int, Meta(ge=LEAST.get(field, 0), le=int(MOST.get(field, MOST.get(name, 2**40))))]
+        return Annotated[int, Meta(ge=LEAST.get(field, 0), le=int(MOST.get(field, MOST.get(name, COUNT_MAX))))]
     if hint is float:
         return Annotated[float, Meta(ge=0.0, le=MOST.get(name, 2.0**50))]
     if hint is str and name in HEXADECIMAL:

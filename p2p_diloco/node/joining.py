@@ -208,7 +208,11 @@ class Joining:
                 "this model's frozen parameters or buffers differ from the founder's: what the run trains, such as an "
                 "adapter, is then for another base; load the same base on all peers"
             )
-        own = None if self._setup.specs is None else self._own_layout(config)
+        try:
+            own = None if self._setup.specs is None else self._own_layout(config)
+        except ConfigError as error:  # they fit the run's model
+            lines = [f"the run has {error.key}={error.value}, which {error.wrong}"]
+            raise ModelMismatch(lines, run_id=run_id) from None
         if own is not None and cut_of(own) == record.cut:
             return Run(run_id, config, own, self._salt)
         run_token = token(run_id, config.fingerprint(), record.model, self._salt)

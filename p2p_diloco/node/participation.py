@@ -29,7 +29,7 @@ import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
-from p2p_diloco.errors import ConfigError, Refused
+from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.node import curves, records, run_record
@@ -119,12 +119,8 @@ async def take_part(
 
 def _checkpoint(local: PeerConfig) -> Checkpoint | None:
     """Read the checkpoint that this peer starts from; None if there is none."""
-    if (saved := read_checkpoint(local)) is None:
-        return None
-    if local.from_checkpoint is None and saved.run_id != local.run_id:
-        wrong, mend = f"holds checkpoints of the run {saved.run_id}", f"name another folder, or run_id={saved.run_id}"
-        raise ConfigError(wrong, key="checkpoint_dir", value=local.checkpoint_dir, mend=mend)
-    log.info("starting from the checkpoint %s", saved.path)
+    if (saved := read_checkpoint(local)) is not None:
+        log.info("starting from the checkpoint %s", saved.path)
     return saved
 
 

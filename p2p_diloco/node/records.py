@@ -145,11 +145,19 @@ LOOK_S = 1.0
 class DeathCount:
     """The deaths of a run's peers, as far as this peer knows: those that it notices, and those before its start that
     other peers tell. A peer is never called dead if its record says that it left on purpose: its farewell may have been
-    lost. So each death waits for one look at the dead peer's record, for `LOOK_S` at most. `named` replaces the ids of
-    peers in a text by names. `told` is called after each new death."""
+    lost. So each death waits for one look at the dead peer's record, for `LOOK_S` at most. Nor is one that was put out
+    of a private run: its role is empty. `named` replaces the ids of peers in a text by names. `told` is called after
+    each new death."""
 
-    def __init__(self, dht: Records, run_id: str, named: Callable[[str], str], told: Callable[[], None]) -> None:
-        self._dht, self._run_id, self._named, self._told = dht, run_id, named, told
+    def __init__(
+        self,
+        dht: Records,
+        run_id: str,
+        named: Callable[[str], str],
+        role_of: Callable[[str], str | None],
+        told: Callable[[], None],
+    ) -> None:
+        self._dht, self._run_id, self._named, self._role_of, self._told = dht, run_id, named, role_of, told
         self._noticed: asyncio.Queue[tuple[float, Died]] = asyncio.Queue()
         self.total: Deaths | None = None
         """All deaths since the run began; None until the other peers' records are read."""
@@ -167,8 +175,8 @@ class DeathCount:
         while True:
             when, death = await self._noticed.get()
             record = await self._record(death)
-            if record is not None and record.state == "leaving":
-                log.info("%s had left on purpose", self._named(death.peer))
+            if self._role_of(death.peer) == "" or (record is not None and record.state == "leaving"):
+                log.info("%s has not died: it left on purpose, or was put out", self._named(death.peer))
                 continue
             cause = "trainer" if record is not None and record.state == "dead" else death.cause
             self.total = total = total.one_more(cause)

@@ -28,7 +28,7 @@ from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, final, founded_by
 from p2p_diloco.core.version import ModelVersion, Version, model_version
-from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.errors import CheckpointError, ConfigError, P2PDilocoError
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fields import decoded, encoded, planned
@@ -201,17 +201,20 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
 
     Raises:
         CheckpointError: the named one can't be used; or no other is named, and of the peer's own none can be used.
+        ConfigError: the peer's folder has checkpoints of another run, which this one's would replace.
     """
-    if (named := _named(local)) is None:
-        return _own(local)
-    if local.new_generation:
-        return named
+    named = _named(local)
     try:
         own = _own(local)
     except CheckpointError:  # its reasons are logged
+        if named is None:
+            raise
         return named
-    if own is None or own.run_id != local.run_id:
-        return named
+    if own is not None and own.run_id != local.run_id:
+        wrong, mend = f"holds checkpoints of the run {own.run_id}", f"name another folder, or run_id={own.run_id}"
+        raise ConfigError(wrong, key="checkpoint_dir", value=local.checkpoint_dir, mend=mend)
+    if named is None or own is None or local.new_generation:
+        return named or own
     if named.run_id == own.run_id and model_version(own.versions) <= model_version(named.versions):
         return named
     log.info(

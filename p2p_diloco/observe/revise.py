@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from p2p_diloco.core.revision import CHANGEABLE, NEVER, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.signing import as_text
+from p2p_diloco.node.fields import COUNT_MAX, MOST
 from p2p_diloco.node.run_record import REVISION, REVISIONS, Founding, read_revision, store_revision
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.snapshot import Snapshot, look, run_record, weighed
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STOP = "stop_after_epochs"
+RATES = {"outer_lr", "outer_momentum"}
+OUTER_LR_MAX = 2.0
+"""The highest outer learning rate that a run with a lower one may be given: a higher one would undo what it learnt."""
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
 """The most seconds to look for the run's record, and then for the revision that its peers know."""
@@ -114,14 +118,23 @@ async def revise(
     if "outer_momentum" in changes and present.config.outer_optimizer != "sgd":
         wrong = f"has no meaning for outer_optimizer={present.config.outer_optimizer}"
         raise ConfigError(wrong, key="outer_momentum", value=changes["outer_momentum"], mend="leave it out")
-    for doubt in RunConfig(**{**present.config.to_wire(), **wanted}).doubts():
+    if (lr := changes.get("outer_lr") or 0.0) > max(OUTER_LR_MAX, present.settings["outer_lr"] or 0.0):
+        wrong = f"is above {OUTER_LR_MAX:g}: each outer step would end further from the peers' mean than it began"
+        raise ConfigError(wrong, key="outer_lr", value=lr, mend="choose a lower one")
+    for key, value in changes.items():
+        if value is not None and value > (most := MOST.get(key, COUNT_MAX)):
+            # all peers would adopt it, and refuse each other's messages, which have it
+            raise ConfigError(f"must be at most {most}", key=key, value=value, mend="choose a lower one")
+    config = RunConfig(**{**present.config.to_wire(), **wanted})
+    stop = config.stop_after_epochs if config.mode == "sync" else None
+    for doubt in config.doubts(stop and max(stop, present.seen.run.epoch)):
         log.warning("%s", doubt)
-    alone = changes.get("min_peers") == 1 != present.revision.min_peers  # also where that is the founded value
-    if wanted == present.settings and not alone:
+    bare = _bare(present, wanted, changes)
+    if bare.changed == present.revision.changed:
         outcome = Outcome(present.revision, False, wanted)
     else:
         _check_the_stop(present, wanted)
-        outcome = await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
+        outcome = await _revised(dht, present, asker, bare, within_s)
     values = {key: "none" if outcome.settings[key] is None else outcome.settings[key] for key in changes}
     return dataclasses.replace(outcome, told=" ".join(f"{key}={value}" for key, value in values.items()))
 
@@ -203,14 +216,15 @@ async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapsho
     return (there, seen) if median_low(told or [0]) <= there.number else None
 
 
-def _bare(present: Present, wanted: Mapping[str, float | None], *, alone: bool = False) -> Revision:
-    """The next revision, not yet signed: those of the wanted values that differ from the founder's config. Also
-    min_peers=1, with `alone` and after a revision that said so: by that one of a pair may go on without the other."""
+def _bare(present: Present, wanted: Mapping[str, float | None], changes: Collection[str] = ()) -> Revision:
+    """The next revision, not yet signed: those of the wanted values that differ from the founder's config. Also, once
+    they were among the `changes`, those that say more than the config: min_peers=1, by which one of a pair may go on
+    without the other, and a rate that outer=auto would still move."""
     values: dict[str, Any] = {}
-    if wanted["min_peers"] == 1 and (alone or present.revision.min_peers == 1):
-        values["min_peers"] = 1
+    more = RATES if present.config.outer == "auto" else set[str]()
+    more = (more | {"min_peers"} if wanted["min_peers"] == 1 else more) & {*changes, *present.revision.changed}
     for key, value in wanted.items():
-        if value != getattr(present.config, key):
+        if key in more or value != getattr(present.config, key):
             values[key] = NEVER if value is None else value
     return Revision(present.revision.number + 1, saves=present.revision.saves, **values)
 

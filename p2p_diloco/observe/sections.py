@@ -6,6 +6,7 @@ the browser. Cells are texts; nothing here draws.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,17 @@ class Section:
 
     def rows(self, seen: Snapshot, peers: Iterable[PeerStatus]) -> list[tuple[PeerStatus, list[str]]]:
         """The peers that have a row, each with its cells."""
-        cells = self.columns.values()
-        return [(peer, [peer.name, *(cell(seen, peer) for cell in cells)]) for peer in peers if self.shown(peer)]
+        cells, names = self.columns.values(), names_of(seen)
+        return [
+            (peer, [names[peer.peer_id], *(cell(seen, peer) for cell in cells)]) for peer in peers if self.shown(peer)
+        ]
+
+
+def names_of(seen: Snapshot) -> dict[str, str]:
+    """The names of the peers, by id. If several have the same one, the last letters of their ids are added, as in the
+    log."""
+    count = Counter(peer.name for peer in seen.peers)
+    return {p.peer_id: f"{p.name} (…{p.peer_id[-6:]})" if count[p.name] > 1 else p.name for p in seen.peers}
 
 
 def _share(name: str) -> Cell:

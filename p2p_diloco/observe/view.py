@@ -17,7 +17,7 @@ from rich.text import Text
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.browsing import KEYS, KEYS_OF_ONE, Browsing
 from p2p_diloco.observe.figures import figure, seconds
-from p2p_diloco.observe.sections import SECTIONS, TEXTS, WRAPPED, Section, told_of
+from p2p_diloco.observe.sections import SECTIONS, TEXTS, WRAPPED, Section, names_of, told_of
 from p2p_diloco.observe.snapshot import TRAINING, RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused": "magenta", "idle": "red",
@@ -90,9 +90,12 @@ def lines(snapshot: Snapshot) -> list[str]:
     """The run as plain text: a line for the run, one for its settings, one for each peer, then the newest events."""
     told = [_headline(snapshot), *(f"  {line}" for line in _settings(snapshot.run))]
     told += [f"  {line}" for line, _ in _compared(snapshot.run)]
+    names = names_of(snapshot)
     for peer in snapshot.peers:
         columns = (pair for section in SECTIONS if section.shown(peer) for pair in section.columns.items())
-        told.append(" ".join([f"  {peer.name}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)]))
+        told.append(
+            " ".join([f"  {names[peer.peer_id]}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)])
+        )
     return [*told, *(f"  {line}" for line in _told_below(snapshot))]
 
 
@@ -102,7 +105,7 @@ def lines(snapshot: Snapshot) -> list[str]:
 def _headline(snapshot: Snapshot) -> str:
     run, count = snapshot.run, len(snapshot.peers)
     if run.config is None and not count:
-        return f"run {run.run_id}: no peer of it is seen (--run-id names another run)"
+        return f"run {run.run_id}: no peer of it is seen; check its name, and its peers"
     parts = [f"run {run.run_id}", run.mode, f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
     if run.slices is not None:
         parts.append(f"{run.slices} slice{'' if run.slices == 1 else 's'}")

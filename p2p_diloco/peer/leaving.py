@@ -54,7 +54,7 @@ def leave(hook: AnyHook, local: PeerConfig, why: str) -> None:
         else:
             _warn(hook.uncounted, local, why)
     except P2PDilocoError as error:
-        _warn(hook.uncounted, local, f"the last exchange failed: {error}")
+        _warn(hook.uncounted, local, f"{why or 'the last exchange failed'}: {error}")
 
 
 def _end(hook: Hook, local: PeerConfig, why: str) -> None:
@@ -65,8 +65,8 @@ def _end(hook: Hook, local: PeerConfig, why: str) -> None:
         why = _last_exchange(hook, local.exit_timeout)
     else:
         why = f"on_exit={local.on_exit}; call force_sync() before the `with` block ends, or choose on_exit=sync"
+    hook.keep_values()  # if the node has ended, `leave` warns
     _warn(hook.uncounted, local, why)
-    hook.keep_values()
 
 
 def _last_exchange(hook: Hook, within_s: float) -> str:

@@ -104,7 +104,7 @@ def test_a_signal_ends_it_cleanly_and_its_identity_stays(tmp_path: Path) -> None
         assert again["peer_id"] == printed["peer_id"]
         command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *again["maddrs"]]
         plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert plain.stdout == "run main: no peer of it is seen (--run-id names another run)\n", plain.stderr
+        assert plain.stdout == "run main: no peer of it is seen; check its name, and its peers\n", plain.stderr
         assert plain.returncode == 0
         check_a_clean_end(second, again, signal.SIGINT)
 

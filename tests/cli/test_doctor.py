@@ -8,9 +8,11 @@ import json
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -96,6 +98,22 @@ def test_versions_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch) -> No
     installed["torch"] = None
     found = the(machine.versions(ANY))
     assert (found.verdict, found.mend, "torch is missing" in found.text) == ("bad", "pip install p2p-diloco", True)
+
+
+def test_an_invitation_that_has_expired_is_bad(tmp_path: Path) -> None:
+    """The others would turn this peer away. The founder needs none, because it has the key."""
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invitation import Invitation
+
+    key, file = RunKey.create(), tmp_path / "r.invite"
+    for life_s, verdict in ((9e4, "ok"), (-1.0, "bad")):
+        grant, seed = key.grant("aggregator", "ann", time.time() + life_s)
+        file.write_text(Invitation("r", (NEAR,), grant, seed, key.secret).pack())
+        found = the(machine.invitation(Seen(PeerConfig(invite=str(file)))))
+        assert (found.verdict, "of ann" in found.text) == (verdict, True)
+    key.save(tmp_path / "r.key")
+    assert verdicts(machine.invitation(Seen(PeerConfig(invite=str(file))))) == ["ok"]
+    assert verdicts(machine.invitation(ANY)) == []
 
 
 def test_p2pd_that_does_not_run_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +414,22 @@ def test_private_peers_are_not_dialled() -> None:
     statuses = [PeerStatus(peer_id=name, name=name, reach="private") for name in ("carol", "dan")]
     asyncio.run(examination._visit_run(seen, cast(Any, None), cast(Any, None), statuses, asyncio.Lock()))
     assert (seen.others, seen.private) == ([], ["carol", "dan"])
+
+
+def test_a_peer_is_looked_for_at_its_addresses_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loopback address is another machine's here; libp2p would take another one, and the table show this one."""
+    asked: list[str] = []
+
+    async def visit(daemon: object, address: str, lock: object) -> Visit:
+        asked.append(address)
+        return Visit(address, "timed out")
+
+    monkeypatch.setattr(examination, "visit", visit)
+    daemon = cast(Any, SimpleNamespace(introduce=lambda *_: None))
+    for addresses in ((NEAR, FAR), (NEAR,)):
+        status = PeerStatus(peer_id=ID, addresses=addresses)
+        asyncio.run(examination._visit_peer(daemon, None, status, asyncio.Lock()))
+    assert asked == [FAR, NEAR]
 
 
 def test_ways_of_payloads_are_counted() -> None:

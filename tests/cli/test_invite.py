@@ -79,10 +79,10 @@ def test_a_line_is_the_whole_invitation(folder: Path, capsys: pytest.CaptureFixt
         (["invite", "--name", "r"], 3, "--out=r.invite exists and is not overwritten"),
         (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
         (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
-        (["revoke", "shared", "--key", "none.key"], 3, "--invite=none.invite can't be read"),
+        (["revoke", "shared", "--key", "none.key"], 3, "key=none.key can't be read"),
         (["revoke"], 2, "NAME"),
         (["kick", "carol"], 4, "can't be reached"),
-        (["kick", "carol", "--key", "none.key"], 3, "--invite=none.invite can't be read"),
+        (["kick", "carol", "--key", "none.key"], 3, "key=none.key can't be read"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
         (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),
         (["status", "--invite", "gone"], 3, "--invite=gone can't be read"),
@@ -171,6 +171,26 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     assert sentence in capsys.readouterr().err
 
 
+def test_whom_the_list_does_not_name_is_kicked_by_a_grants_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only a copy of the key is left, the founder's list is empty."""
+    (folder / "r.issued").unlink()
+
+    async def look(*_: object) -> Snapshot:
+        return seen(("bob", "b-id"))
+
+    async def record(*_: object) -> None:
+        return None
+
+    for name, value in (("look", look), ("run_record", record)):
+        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
+    assert revocations(monkeypatch) == []
+    assert call("kick", "bob") == 2
+    assert "NAME=bob has come with an invitation that isn't in r.issued; revoke it by the id" in capsys.readouterr().err
+    assert call("revoke", "0123456789abcdef", "--initial-peers", FAR) == 0
+
+
 @pytest.mark.parametrize("command", [[], ["--", "true"]])
 def test_join_refuses_an_invitation_that_lets_nobody_train(
     folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
@@ -207,7 +227,14 @@ def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_invitation_beside_a_key_must_be_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Otherwise a grant of one run would carry another run's addresses."""
+    """Otherwise a grant of one run would carry another run's addresses. Any member's does: so the key alone is enough
+    to invite again."""
+    assert call("invite", "--name", "bob") == 0
+    (folder / "r.invite").unlink()
+    assert call("invite", "--name", "carol") == 3
+    assert "put the founder's there, or any member's under this name" in " ".join(capsys.readouterr().err.split())
+    (folder / "bob.invite").rename(folder / "r.invite")
+    assert call("invite", "--name", "carol") == 0
     (folder / "r.key").unlink()
     RunKey.create().save(folder / "r.key")
     assert call("invite", "--name", "alice") == 3

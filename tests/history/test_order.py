@@ -73,7 +73,8 @@ def test_clocks_are_put_right_by_the_messages() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_death_is_told_from_an_end(tmp_path: Path, leaves: bool) -> None:
-    """A history that ends early without a last record is that of a peer that died; one that has left has not died."""
+    """A history that ends early without a last record is that of a peer that died; one that has left has not died. A
+    peer that has started again has died all the same, though nobody was left to notice it."""
     world = RecordedWorld(tmp_path, 1)
     world.run(6.0)
     process = world.alive["p1"]
@@ -83,3 +84,11 @@ def test_a_death_is_told_from_an_end(tmp_path: Path, leaves: bool) -> None:
     world.run(12.0)
     died = [entry.peer for entry in ordered(world.lives()).entries if entry.what == DIED]
     assert died == ([] if leaves else ["p1"])
+    for peer in ("p0", "p2"):
+        world.crash(peer)
+    world.run(20.0)
+    for peer in PEERS:
+        world.start(peer, from_disk=True)
+    world.run(30.0)
+    died = [entry.peer for entry in ordered(world.lives()).entries if entry.what == DIED]
+    assert sorted(died) == (["p0", "p2"] if leaves else ["p0", "p1", "p2"])

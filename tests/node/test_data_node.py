@@ -144,6 +144,17 @@ async def test_a_slice_that_no_data_node_has_is_waited_for(nodes: Nodes) -> None
     assert await waits == [line(4)]
 
 
+def test_a_wait_names_who_serves_something_else(tmp_path: Path) -> None:
+    """A data node that came back with changed files is another data set, and no help."""
+    manifest = served(tmp_path).manifest
+    changed = DataNodeRecord(peer_id="a", label="A", data_set="ab" * 32)
+    text = fetching._DataSet("corpus", manifest, [changed]).why(3)
+    assert text.endswith(
+        "no data node serves it now, but A another data set of this name: other files or --slice-bytes"
+    )
+    assert fetching._DataSet("corpus", manifest, []).why(3).endswith("no data node serves it now")
+
+
 @plays(live)
 async def test_a_data_node_that_dies_is_replaced_at_once(nodes: Nodes) -> None:
     """It dies after it was asked: the slices come from the other one, without a wait for a deadline."""

@@ -15,14 +15,15 @@ from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer
 
 
-async def counted(deaths: Sequence[Died], *records: PeerStatus) -> DeathCount:
-    """What a peer counts of these deaths, when these records are in the DHT."""
+async def counted(deaths: Sequence[Died], *records: PeerStatus, put_out: str = "") -> DeathCount:
+    """What a peer counts of these deaths, when these records are in the DHT. `put_out`: a peer that is no longer a
+    member."""
     network, told = MemoryNetwork(), asyncio.Event()
     me = network.join("me", Inbox())
     for record in records:
         owner = network.join(record.peer_id, Inbox())
         await owner.store(BOARD.key("r", record.peer_id), record.peer_id, record.pack(), 30.0)
-    count = DeathCount(me, "r", lambda peer: f"{peer}'s name", told.set)
+    count = DeathCount(me, "r", lambda peer: f"{peer}'s name", {put_out: ""}.get, told.set)
     for death in (*deaths, Died("last", 1, "node")):
         count.notice(death)
     counting = asyncio.create_task(count.count())
@@ -50,6 +51,8 @@ async def test_deaths_are_counted_by_their_cause() -> None:
     assert (await counted([Died("a", 1, "node")], left)).total == Deaths(0, 1, 0)
     assert (await counted([Died("a", 2, "node")], left)).total == Deaths(0, 2, 0)
     assert (await counted([Died("a", 1, "node")], dead)).total == Deaths(1, 1, 0)
+    # Nor is one whose invitation was revoked: the others have cut its connections.
+    assert (await counted([Died("a", 1, "node")], dead, put_out="a")).total == Deaths(0, 1, 0)
 
 
 @awaited

@@ -97,6 +97,19 @@ async def test_a_misfit_is_told_why(config: dict[str, Any], sizes: tuple[int, ..
     with pytest.raises(error, match=sentence):
         await b.hear("run")
     await b.stop()
+
+
+@awaited
+async def test_a_model_too_small_for_the_runs_fragments_is_another_model() -> None:
+    """The settings are the run's, so it is no fault of theirs."""
+    network = MemoryNetwork()
+    a = MemoryPeer(network, "a", {**QUICK, "num_fragments": 2, "sync_every": 2}, sizes=(4, 4))
+    b = MemoryPeer(network, "b", sizes=(1,))
+    await a.enter()
+    await b.start()
+    with pytest.raises(ModelMismatch, match="the run has num_fragments=2, which is too many"):
+        await b.hear("run")
+    await b.stop()
     await a.exchange(1.0)
 
 

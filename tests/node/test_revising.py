@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.revision import CHANGEABLE, FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.signing import as_text
 from p2p_diloco.node import board, run_record
 from p2p_diloco.node import run_end as ending
+from p2p_diloco.node.fields import COUNT_MAX, MOST, decoded, encoded
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.run_record import REVISION, Founding, read_revision, store_revision
 from p2p_diloco.tensors import checkpoint
@@ -47,6 +48,14 @@ async def both(peers: list[MemoryPeer]) -> float:
     await exchange(*peers)
     (value,) = {peer.memory.theta[0].item() for peer in peers}
     return value
+
+
+def test_peers_read_what_a_run_may_be_changed_to() -> None:
+    """Else a change would end the run: all peers adopt it, and then refuse each other's messages, which have it."""
+    most = {key: MOST.get(key, COUNT_MAX) for key in CHANGEABLE} | {"outer_momentum": 0.999}
+    greatest: Any = Revision(1, **most)  # type: ignore[arg-type]
+    assert decoded(encoded(greatest), Revision) == greatest
+    assert most["stop_after_samples"] == MOST["samples"]
 
 
 @awaited

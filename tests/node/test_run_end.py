@@ -443,6 +443,33 @@ async def test_a_state_may_take_long_while_its_slices_come() -> None:
 
 
 @awaited
+async def test_when_a_peer_with_the_state_is_back_nobody_says_that_there_is_none() -> None:
+    """After a cut the fetch goes on; a user who is told to found the run anew might do so."""
+    told, there = list[str](), list[str]()
+    roster = SimpleNamespace(alive=lambda: there, holds_state=lambda peer: True)
+    replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=SimpleNamespace(grew_at=0.0))
+    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=300.0))
+
+    async def finds_none(ending: object, tell: Callable[[str], None], *, late: bool) -> None:
+        tell("no peer holds its state now")
+
+    async def goes_on() -> bool:
+        return False
+
+    newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0, _find_holders=finds_none)
+    made: Any = SimpleNamespace(look=goes_on)
+    with by_hand() as clock:
+        waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, told.append))
+        for _ in range(12):
+            await clock.passes(1.0)
+        assert told[-1] == "no peer holds its state now"
+        there.append("y")
+        await clock.passes(3.0)
+        waiting.cancel()
+    assert told[-1] == ""
+
+
+@awaited
 async def test_a_dht_that_fails_leaves_the_end_that_is_known() -> None:
     """Storing is tried again."""
     transport, calls = without_a_dht("x", Unreachable("nobody answers"))

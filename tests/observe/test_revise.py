@@ -116,6 +116,23 @@ async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_
     assert third == Revision(3, 0.5, min_peers=2)
 
 
+@awaited
+async def test_a_rate_that_still_rises_is_fixed_by_its_own_value(caplog: pytest.LogCaptureFixture) -> None:
+    """With outer=auto the founded rates are not in use yet. A rate that was set stays so when something else is
+    changed. A stop that a long run has passed, or nearly, is no doubt about too few outer steps."""
+    swarm, found = Swarm(), list[Revision]()
+    await swarm.begin([0, 0.95, 0.1, 0])
+    for number, changes in enumerate([{"outer_lr": 0.7}, {"stop_after_epochs": 5}], 1):
+        asking = asyncio.create_task(swarm.ask(changes))
+        await swarm.stored(number, asking)
+        await swarm.publish([number, 0.7, 0.1, number])
+        assert (await asking).news
+        found.append(await swarm.there())
+    assert found == [Revision(1, 0.7), Revision(2, 0.7, stop_after_epochs=5)]
+    assert not (await swarm.ask({"outer_lr": 0.7})).news
+    assert "only 5 outer steps" not in caplog.text
+
+
 def test_a_revision_that_the_dht_has_lost_is_waited_for() -> None:
     """A peer tells of revision 3, and its record is gone: nothing may follow it before its values are known. The peer
     stores it again, and then the next one has number 4."""
@@ -161,6 +178,8 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
         ({"num_fragments": 2, "sync_every": 4}, {"sync_every": 1}, "alice-id", ConfigError, "less than num_fragm"),
         ({"stop_after_epochs": 8}, {"stop_after_epochs": 20}, "alice-id", Refused, "is at epoch 7, and ends at 8"),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
+        ({}, {"stop_after_samples": 10**15}, "alice-id", ConfigError, f"samples={10**15} must be at most {2**48}"),
+        ({}, {"outer_lr": 7.0}, "alice-id", ConfigError, "outer_lr=7.0 is above 2: each outer step would end further"),
     ],
 )
 @awaited

@@ -89,6 +89,17 @@ def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 
+def test_peers_of_one_name_are_told_apart() -> None:
+    """Two machines of one invitation have its name; the log tells them apart by the ends of their ids, too."""
+    peers = [
+        PeerStatus(name=name, peer_id=f"12D3{end}", time=NOW)
+        for name, end in [("a", "x" * 6), ("a", "y" * 6), ("b", "")]
+    ]
+    snap = snapshot("main", None, peers, NOW)
+    assert [line.split(" state=")[0] for line in lines(snap)[1:]] == ["  a (…xxxxxx)", "  a (…yyyyyy)", "  b"]
+    assert "a (…yyyyyy)" in screen(snap, 200)
+
+
 def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
@@ -152,7 +163,7 @@ def test_doubt_and_refused_messages_are_told_above_the_events() -> None:
 
 def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
-    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen (--run-id names another run)"]
+    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen; check its name, and its peers"]
     assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 slices"]
 
 

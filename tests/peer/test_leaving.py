@@ -96,6 +96,20 @@ def test_a_last_exchange_that_is_interrupted_or_fails_is_skipped(
     assert told is None or told in warnings(caplog)[0]
 
 
+def test_lost_steps_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if the node has ended, as when an invitation expires."""
+
+    def fail() -> None:
+        raise NodeDied("invite=frank has expired")
+
+    hook, _, model = hooked()
+    step(hook, model, 3)
+    monkeypatch.setattr(hook, "keep_values", fail)
+    leaves(hook, "an error ended training")
+    (warning,) = warnings(caplog)
+    assert "an error ended training: invite=frank has expired" in warning
+
+
 @pytest.mark.parametrize(
     ("why", "local", "warns"),
     [

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 Check = Callable[[Seen], Iterable[Found]]
-LOCAL: Sequence[Check] = (machine.versions, machine.p2pd, machine.memory, machine.disk)
+LOCAL: Sequence[Check] = (machine.invitation, machine.versions, machine.p2pd, machine.memory, machine.disk)
 """The checks of this machine, which look for themselves."""
 NETWORK: Sequence[Check] = (
     network.port, network.initial_peer, network.clock, network.transfer, network.reachable, network.peers,
@@ -287,7 +287,8 @@ async def _visit_peer(
 ) -> Visit:
     """Visit a peer of the run at its addresses, and find out which path payloads to it would take."""
     daemon.introduce(status.peer_id, status.addresses)
-    attempts = [asyncio.create_task(visit(daemon, at, one_at_a_time)) for at in status.addresses]
+    told = [at for at in status.addresses if not is_loopback(at)] or status.addresses
+    attempts = [asyncio.create_task(visit(daemon, at, one_at_a_time)) for at in told]
     try:
         for attempt in asyncio.as_completed(attempts):
             if (seen := await attempt).unreached is None:

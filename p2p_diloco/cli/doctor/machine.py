@@ -16,6 +16,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from ipaddress import ip_address
@@ -57,6 +58,24 @@ VARIABLES = (
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE|ENDPOINT", re.IGNORECASE)
 _PINNED = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
+
+# -- the invitation
+
+
+def invitation(seen: Seen) -> Iterator[Found]:
+    """Whether the invitation to a private run is still valid. Whoever has the run key needs none."""
+    if seen.peer.invite is None:
+        return
+    from p2p_diloco.net.invited import key_of, read_invitation
+
+    invited = read_invitation(seen.peer)
+    left_s = invited.grant.expires - time.time()
+    if left_s <= 0 and key_of(seen.peer, invited) is None:
+        yield Found("bad", f"of {invited.grant.name}: has expired", "ask for a new invitation")
+    else:
+        left = f"valid for {left_s / 86_400:.1f} more days" if left_s > 0 else "replaced by the run key"
+        yield Found("ok", f"of {invited.grant.name}, for the role {invited.grant.role}, {left}")
 
 
 # -- programs

@@ -53,7 +53,8 @@ def initial_peer(seen: Seen) -> Iterator[Found]:
     found = seen.answers | {visit.address: visit.unreached for visit in seen.visits}
     for address, why in found.items():
         if why is not None:
-            yield Found("warn" if None in found.values() else "bad", f"{address}: {why}", mend_of(address, why))
+            enough = "one that answers is enough; else " if None in found.values() else ""
+            yield Found("warn" if enough else "bad", f"{address}: {why}", enough + mend_of(address, why))
 
 
 def mend_of(address: str, why: str) -> str:
