@@ -113,6 +113,13 @@ class Fetching:
         self.damaged: dict[int, tuple[int, ...]] = {}  # by fragment: until these slices are replaced
         self.unsent: set[tuple[str, int, int]] = set()  # what did not leave: to whom, fragment, and number or HEAD
         self.failures = Failures(rules)
+        self.starved: list[Version | None] = []  # what was held when nothing of a newer state came
+
+    @property
+    def starves(self) -> bool:
+        """Whether nothing of a newer state comes to this peer, though others are asked for it. No round should wait for
+        a contribution of it."""
+        return self.starved == [log.version for log in self.logs]
 
     @property
     def under_way(self) -> bool:
@@ -437,6 +444,7 @@ class Fetching:
         ready = sorted((to, f, n) for to, f, n in self.unsent if self.roster.live(to) and n not in self.repaired(f))
         self.unsent = {(to, f, n) for to, f, n in self.unsent if n in self.repaired(f)}
         effects: list[Effect] = [Send(to, part_of(self.logs[f], n)) for to, f, n in ready]
+        effects += self._starve(now)
         in_vain = [fetch for fetch in self.fetches.values() if self._is_vain(fetch, now)]
         if in_vain and self.together:  # another lineage is adopted whole, or not at all
             in_vain = [fetch for fetch in self.fetches.values() if not fetch.repair]
@@ -460,11 +468,25 @@ class Fetching:
             if peer in fetch.those_asked:
                 fetch.heard_at = now
 
+    def _starve(self, now: float) -> list[Effect]:
+        """Notice that nothing of a newer state has come for long."""
+        silent = [f for f in self.fetches.values() if not f.repair and now - f.heard_at >= 2 * self.rules.fetch_again]
+        if not silent or self.starves:
+            return []
+        self.starved = [log.version for log in self.logs]
+        of = ", ".join(sorted({peer for fetch in silent for peer in fetch.those_asked}))
+        text = (
+            f"nothing of the state that {of} told has come for {2 * self.rules.fetch_again:g} s, so no round waits for "
+            "this peer: if short messages pass and long ones don't, a tunnel or router on the way drops long packets"
+        )
+        return [Note("starved", text)]
+
     def _is_vain(self, fetch: Fetch, now: float) -> bool:
-        """Whether nobody sends anything of a state newer than the own one, though each that was asked had its time. A
-        member that says that it is ahead, and sends nothing, would stop all others."""
-        newer = not fetch.repair and self.logs[fetch.fragment].state is not None
-        return newer and now - fetch.heard_at >= (1 + len(fetch.those_asked)) * self.rules.fetch_again
+        """Whether nobody sends anything of a newer state, though each that was asked had its time. A member that says
+        that it is ahead, and sends nothing, would stop all others. A newcomer goes on if it knows of nobody else."""
+        if fetch.repair or now - fetch.heard_at < (1 + len(fetch.those_asked)) * self.rules.fetch_again:
+            return False
+        return self.logs[fetch.fragment].state is not None or bool({*self.roster.holders()} - {*fetch.donors})
 
     def _doubt(self, fetch: Fetch, now: float) -> list[Effect]:
         for peer in fetch.those_asked:

@@ -93,12 +93,13 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
         round.owners = append(log.held, choice, key, (), log.rules).plan.owners
     owners = _owners(log)
     again = round.close is not None and round.close.key == key
+    round.closes(now)
     round.attempt += 1
     held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
     round.close = Close(*held, choice, owners)
     round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
     round.lacks = round.lacks if again else {}
-    round.moved_at, round.half_at, round.closed_at = now, None, min(round.closed_at, now)
+    round.moved_at, round.half_at = now, None
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
     if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
@@ -225,18 +226,22 @@ def _mend(log: FragmentLog, now: float) -> list[Effect]:
 
 def overdue(log: FragmentLog, now: float) -> bool:
     """Whether a part of this round is overdue: nothing has moved for a grace since half of the means were there, or
-    since the round closed; or an author or owner is gone, so that waiting helps nothing."""
+    since the round closed; or an author is gone or on another lineage, so that waiting helps nothing."""
     assert log.round.close is not None
     assert log.round.close.choice is not None
     since = log.round.moved_at if log.round.half_at is None else max(log.round.half_at, log.round.moved_at)
-    names = [peer for peer, _ in log.round.close.choice.entries]
-    return now - since >= log.grace() or any(log.roster.away(peer) for peer in names)
+    names = [peer for peer, _ in log.round.close.choice.entries if peer != log.me]
+    return now - since >= log.grace() or any(_sends_no_more(log, peer) for peer in names)
 
 
 def failed_authors(log: FragmentLog, now: float) -> set[str]:
     """Return the authors that don't deliver a slice which its owner lacks."""
     waiting = [(author, since) for (_, author), (since, passed_on) in log.round.lacks.items() if not passed_on]
-    return {a for a, since in waiting if a != log.me and (log.roster.away(a) or now - since > log.grace())}
+    return {a for a, since in waiting if a != log.me and (_sends_no_more(log, a) or now - since > log.grace())}
+
+
+def _sends_no_more(log: FragmentLog, author: str) -> bool:
+    return log.roster.away(author) or not log.is_here(author)
 
 
 def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Effect]:

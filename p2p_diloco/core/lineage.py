@@ -121,7 +121,8 @@ class Lineage:
         # a busy peer that answers late is no reason to believe the only one that was quick
         late = [] if empty else [peer for peer in waiting if self._is_kin(peer)]
         judged = [self._judged(peer, inquiry.told, late, now, empty=empty) for peer in sorted(inquiry.told)]
-        _, _, belief = max((b for b in judged if b is not None), key=lambda b: b[:2], default=(0, NO_MODEL, None))
+        found = (b for b in judged if b is not None)
+        *_, belief = max(found, key=lambda b: b[:3], default=(0, 0, NO_MODEL, None))
         if not empty:
             self._note(inquiry.told, believed=belief is not None)
         again = 1 if belief is not None or empty else min(2 * self.patience, PATIENCE_MAX)
@@ -138,15 +139,15 @@ class Lineage:
 
     def _judged(
         self, teller: str, told: dict[str, Told], late: list[str], now: float, *, empty: bool
-    ) -> tuple[int, ModelVersion, Belief | None] | None:
-        """Return (how many are for it, its version, the belief) if what the teller tells is to be believed. ``late``:
-        who has not answered, and holds this peer's lineage by its Summary."""
+    ) -> tuple[int, int, ModelVersion, Belief | None] | None:
+        """Return (how many are for it, how many of these are not doubted, its version, the belief) if what the teller
+        tells is to be believed. ``late``: who has not answered, and holds this peer's lineage by its Summary."""
         this = told[teller]
         kin = [peer for peer, other in told.items() if _are_kin(this, other)]
         model, alone = model_version(this.versions), len(told) == 1
         if empty:
             for_it = sum(not told[peer].fresh for peer in kin)
-            return for_it, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
+            return for_it, for_it, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
         how = {peer: self._relation(other) for peer, other in told.items()}
         if how[teller] == "held":
             return None
@@ -163,7 +164,7 @@ class Lineage:
             return None
         fork = how[teller] == "fork"
         this = this if fork else _furthest([told[peer] for peer in kin if how[peer] == "ahead"])
-        return for_it, model, Belief(teller, this, tuple(kin), fork=fork, alone=alone)
+        return for_it, witnesses, model, Belief(teller, this, tuple(kin), fork=fork, alone=alone)
 
     def _doubted(self, peer: str, now: float) -> bool:
         """Whether the peer's word alone counts for nothing, because fetching what it told was in vain lately. In a

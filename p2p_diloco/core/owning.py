@@ -29,7 +29,9 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
         claims.yields(log, close.term, sender)
     if log.phase is Phase.APPLYING or (round.close is not None and close.rank < round.close.rank):
         return [claims.vote(log, sender)] if log.phase is Phase.APPLYING else []
-    round.owners, round.attempt, round.closed_at = close.owners, close.attempt, min(round.closed_at, now)
+    if round.close is None or close.rank > round.close.rank:
+        round.closes(now)
+    round.owners, round.attempt = close.owners, close.attempt
     if close.choice is None:
         return []
     round.close = close

@@ -394,7 +394,7 @@ class Replica:
         return any(member is None or member.epoch < epoch for member, epoch in members)
 
     def _notice_idleness(self, now: float) -> list[e.Effect]:
-        idle = self.training.is_idle(now)
+        idle = self.training.is_idle(now) or self.fetching.starves
         if idle == self.roster.mine.idle:
             return []
         self.roster.says(idle=idle)

@@ -56,6 +56,8 @@ class Round:
     moved_at: float = 0.0  # when a part last came
     moving: dict[str, float] = field(default_factory=dict)  # when a transfer with each peer last made progress
     closed_at: float = math.inf  # when the round was first closed
+    tried_at: float = 0.0  # when it was last closed
+    in_vain: float = 0.0  # for how long nothing came before it was closed again
     half_at: float | None = None  # when half of the means were there
 
     # -- contributions
@@ -84,3 +86,10 @@ class Round:
     working: Apply | None = None  # the outer step under way
     holding: set[str] = field(default_factory=set)  # asynchronous: who holds the own commit
     offered: dict[str, float] = field(default_factory=dict)  # asynchronous: when it is offered to each again
+
+    def closes(self, now: float) -> None:
+        """Record that the round is closed now. If it was before, nobody knows when what was waited for would have come:
+        that time isn't usual. Else the next wait would be twice as long, and so on."""
+        if self.closed_at <= now:
+            self.in_vain += now - max(self.moved_at, *self.moving.values(), self.tried_at)
+        self.closed_at, self.tried_at = min(self.closed_at, now), now

@@ -39,9 +39,9 @@ from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.tensors.flat import Threads, usual
 
 NOTES_KEPT = 50
-LOUD = ("mismatch", "fork", "passed", "missed", "expelled", "samples")
-"""Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
-waiting."""
+LOUD = ("mismatch", "fork", "passed", "missed", "starved", "expelled", "samples")
+"""Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, a peer lies or keeps others
+waiting, or nothing comes to this one."""
 
 _ID = re.compile(rf"(?<![/\w]){PEER_ID.pattern}")
 """A peer's id that is no part of an address."""

@@ -401,7 +401,7 @@ def longest_wait(world: World, silent: str, seconds: float) -> float:
 
 
 @fails_if(Lineage._doubted, "self.roster.doubted(peer, now)", "False", "async", "X")
-@fails_if(Fetching._is_vain, "return newer and", "return False and", "async", "X")
+@fails_if(Fetching._is_vain, "if fetch.repair or", "if True or", "async", "X")
 @pytest.mark.parametrize(("mode", "silent"), [("sync", "XY"), ("async", "X")])
 def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a_while(mode: str, silent: str) -> None:
     """One is believed in asynchronous mode, two are in synchronous mode: it may be so. The others ask for that state,
@@ -415,6 +415,25 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
     assert world.peers["A"].epoch > before + 100
     told = {one.peer for one in world.peers["A"].seen if isinstance(one, e.Complaint) and "ahead" in one.why}
     assert told == set(silent)  # each that was asked, not only the last one
+
+
+@fails_if(Fetching._is_vain, " or bool({*self.roster.holders()} - {*fetch.donors})", "", "sync")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_newcomer_whose_first_donor_sends_nothing_turns_to_the_others(mode: str) -> None:
+    """N meets X first, and believes it. X answers, but its slices never come: it withholds them, or the path drops
+    long packets. Once N knows of others it asks them what they hold. While X is alone, N goes on asking it."""
+    world = World("ABX", rules(mode=mode), epoch=3)
+    world.rules_of_net.append(
+        lambda sender, to, m: LOST if (sender, to) == ("X", "N") and isinstance(m, msg.Part) else None
+    )
+    world.rules_of_net.append(lambda sender, to, _: LOST if {sender, to} & {*"AB"} and "N" in (sender, to) else None)
+    newcomer = world.join("N")
+    world.run(4 * world.rules.fetch_again)
+    assert len([ask for ask in world.sent(msg.Ask, by="N") if ask.numbers]) == 4
+    world.rules_of_net.pop()
+    world.meet("N")
+    world.run(3 * world.rules.fetch_again)
+    assert newcomer.epoch > 3
 
 
 def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_slow_to_answer() -> None:

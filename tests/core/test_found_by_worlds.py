@@ -188,12 +188,14 @@ def told(*chain: str) -> msg.Told:
     return msg.Told((Version(0, 10 * len(chain), len(chain), links[-1][1]),), (links,))
 
 
-def decided(mine: msg.Told, *others: msg.Told) -> tuple[str, set[str]]:
+def decided(mine: msg.Told, *others: msg.Told, doubted: str = "") -> tuple[str, set[str]]:
     """Return what a peer goes over to, and for whom its rounds don't wait."""
     log = a_log("A", "A", *"BCDE"[: len(others)])
     log.state = replace(log.held, version=mine.versions[0], links=mine.links[0])
     lineage = Lineage(log.rules, [log], log.roster)
     names = "BCDE"[: len(others)]
+    for peer in doubted:
+        log.roster.doubt(peer, 9.0)
     lineage.inquiry = Inquiry(0.0, list(names), dict(zip(names, others, strict=True)))
     belief = lineage.decide(10.0)
     return "" if belief is None else belief.told.versions[0].chain, log.roster.elsewhere
@@ -238,6 +240,14 @@ def test_of_three_lineages_the_greatest_is_taken() -> None:
     assert decided(told("a"), told("b", "b2"), told("c", "c2", "c3"))[0] == "c3"
     assert not decided(told("a", "a2", "a3", "a4"), told("b"), told("c"))[0]
     assert not decided(told("a"), told("a"), told("c", "c2"))[0]
+
+
+@fails_if(Lineage._judged, "return for_it, witnesses, model", "return for_it, 0, model")
+def test_of_two_that_are_ahead_the_one_that_sends_its_state_is_taken() -> None:
+    """B and C have each made a commit alone, C's is greater, and C's slices never come. A, which stays behind both,
+    asked C again and again."""
+    assert decided(told("a"), told("a", "b"), told("a", "c", "c2"))[0] == "c2"
+    assert decided(told("a"), told("a", "b"), told("a", "c", "c2"), doubted="C")[0] == "b"
 
 
 def test_a_split_of_which_nobody_remembers_the_beginning_ends() -> None:

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import applying, claims, owning, waits
+from p2p_diloco.core import applying, claims, leading, owning, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
 from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, Slice, Summary
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, ModelVersion
-from tests.core.parts import a_log, choice_of
+from tests.core.parts import a_log, a_ready, choice_of
 from tests.core.sabotage import fails_if
 from tests.core.world import LOST, World, rules
 
@@ -82,6 +83,60 @@ def test_who_has_applied_the_commit_whose_means_come_is_of_this_lineage() -> Non
     assert claims.able(log, "A")
     log.round.commit = None
     assert not claims.able(log, "A")
+
+
+@fails_if(applying.got, " - round.in_vain", "", "AB")
+@pytest.mark.parametrize("whom", ["AB", "A"])
+def test_a_peer_whose_long_messages_are_lost_holds_no_round_up_for_long(whom: str) -> None:
+    """C's path drops long packets, to all or to A alone. It contributes, and its slices and means don't come. Each wait
+    for them was counted into the usual time, so the next wait was twice as long, until rounds stood still."""
+    world = World("ABC", rules(round_timeout=600.0), trains_s=60.0)
+    world.run(200.0)
+    before = world.peers["A"].epoch
+    long = Slice | Mean | Part
+    world.rules_of_net.append(lambda s, to, m: LOST if s == "C" and to in whom and isinstance(m, long) else None)
+    world.run(3000.0)
+    assert world.peers["A"].epoch - before > 0.75 * 3000 / 60
+    assert world.peers["B"].epoch >= world.peers["A"].epoch - 1
+
+
+@fails_if(Replica._notice_idleness, " or self.fetching.starves", "", "ABC")
+@pytest.mark.parametrize("names", ["ABC", "ABCD"])
+def test_a_peer_to_which_nothing_long_comes_holds_no_round_up_for_long(names: str) -> None:
+    """C contributes, and neither means nor states reach it. A and B waited for its next contribution until
+    `round_timeout`, and then for longer and longer ones. C says that it is idle, and is told why; once its path is
+    mended it is counted again."""
+    world = World(names, rules(round_timeout=600.0), trains_s=30.0)
+    world.run(150.0)
+    before, lost = world.peers["A"].epoch, Slice | Mean | Part
+    world.rules_of_net.append(lambda _, to, m: LOST if to == "C" and isinstance(m, lost) else None)
+    world.run(900.0)
+    assert world.peers["A"].epoch - before > 0.9 * 900 / 30
+    assert len(world.peers["C"].notes("starved")) == 1
+    world.rules_of_net.pop()
+    world.run(300.0)
+    assert world.peers["A"].state().roll["C"].epoch >= world.peers["A"].epoch - 1
+
+
+@fails_if(leading._sends_no_more, " or not log.is_here(author)", "")
+def test_an_author_that_went_to_another_version_is_left_out_at_once() -> None:
+    """A closes with B's contribution and lacks its slices. Meanwhile B has taken the step of C, whose claim A had
+    refused: B sends no more for A's round. A doesn't wait for that two graces, which are long where rounds are."""
+    log = a_log("A", "A", "B", "C")
+    log.usual[0].append(50.0)
+    for name in "AB":
+        leading.collect(log, name, a_ready(log.held), 0.0)
+    for number in range(3):
+        log.round.slices[number, "A"] = Slice(0, log.held.version, "A", ContributionId(1, 99), number, "abc"[number])
+    log.round.owners = ("A",) * 3
+    leading.close(log, leading.choose(log), 1.0)
+    log.roster.summarized("B", Summary(1, "worker", heads=((4, "of C"),), model=ModelVersion(0, 9, 4, "")))
+    log.roster.elsewhere.add("B")
+    for now in (2.0, 3.0):
+        leading.tick(log, now)
+    assert log.round.close is not None
+    assert log.round.close.choice is not None
+    assert [peer for peer, _ in log.round.close.choice.entries] == ["A"]
 
 
 def test_what_a_leader_at_an_older_version_waits_for_excuses_it_from_nothing() -> None:

@@ -42,6 +42,7 @@ class Process:
         self.woke = 0.0  # when healing ended its last freeze
         self.said: dict[object, str] = {}  # what it has signed, by what that is about
         self.buried = set[str]()  # peers that count as dead here
+        self.back: dict[str, float] = {}  # when each peer was last found alive again
         self.known = FOUNDED  # the highest revision that this process has known
         self.reached: dict[int, tuple[State, int]] = {}  # by unit: the last state, and its inner steps
         self.woken_for = float("inf")

@@ -239,6 +239,8 @@ def test_a_machine_unlike_the_others_repairs_beside_the_rounds() -> None:
     before = world.alive["p0"].replica.of(0).roll[odd].epoch
     world.run(world.now + 20.0)
     assert world.alive["p0"].replica.of(0).roll[odd].epoch > before + 5
+    assert noted(world, odd, "unlike the other peers") == 1
+    assert odd not in world.alive[odd].replica.roster.peers  # else it would probe itself, and find itself dead
     settle(world)
 
 
