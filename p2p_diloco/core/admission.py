@@ -129,4 +129,4 @@ def _too_few(choice: Choice, state: State, rules: Rules) -> str:
     if rules.asynchronous:
         return "" if weighted or choice.successors else "it counts nothing"
     least = rules.needed(choice.revision, first=not state.version.epoch)
-    return "" if weighted >= max(1, least) else f"it counts {weighted} contributions, and needs {least}"
+    return "" if weighted >= least else f"it counts {weighted} contributions, and needs {least}"

@@ -48,10 +48,10 @@ def committed(log: FragmentLog, sender: str, commit: Commit, now: float) -> list
         return []
     if known is not None and (known.term, known.leader) > (commit.term, commit.leader):
         return []
-    return take(log, commit, now)
+    return take(log, commit)
 
 
-def take(log: FragmentLog, commit: Commit, now: float) -> list[Effect]:
+def take(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Accept a commit: apply it once all its means are here."""
     log.round.commit, log.round.phase = commit, Phase.LACKING
     closing.shows(log, commit.leader, commit.version.epoch)
@@ -67,7 +67,7 @@ def retake(log: FragmentLog, now: float) -> list[Effect]:
         return []
     for commit in list(log.round.commits.values()):
         if commit.version.chain not in log.round.void and accepts(log, commit.leader, commit, now):
-            return take(log, commit, now)
+            return take(log, commit)
     return []
 
 
@@ -125,7 +125,7 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
         round.half_at = now
         if round.opened is not None:
             log.usual[0].append(now - round.opened - round.in_vain)
-    return apply(log) if log.rules.asynchronous else leading.commit(log, now) + apply(log)
+    return apply(log) if log.rules.asynchronous else leading.commit(log) + apply(log)
 
 
 def is_owned(log: FragmentLog, mean: Mean) -> bool:

@@ -46,7 +46,7 @@ class Carried:
 
     def send(self, id: ContributionId) -> None:
         """Record that a new contribution is sent. It contains all progress that is carried."""
-        if self.last is None or self.included or self.oldest is None:
+        if self.last is None or self.included:
             self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
 

@@ -125,7 +125,7 @@ def waited_for(log: FragmentLog, now: float) -> list[str]:
 
 def needed(log: FragmentLog) -> int:
     """Return how many contributions the next commit needs at least."""
-    return max(1, log.rules.needed(log.revision_next, first=not log.epoch))
+    return log.rules.needed(log.revision_next, first=not log.epoch)
 
 
 def weighted(log: FragmentLog) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .carry import Outcome
 from .leases import Use
-from .messages import Choice, Commit, Mean, Message, Ready, Slice
+from .messages import Choice, Commit, Mean, Message, Slice
 from .revision import Revision
 from .state import State
 from .version import ContributionId, Version
@@ -389,11 +389,3 @@ Effect = (
     Send | Average | Apply | Fill | Roll | Accept | Keep | Load | Release | Start | Changed | Finished | Note
     | Died | Complaint
 )  # fmt: skip
-
-__all__ = [
-    "Accept", "Applied", "Apply", "Average", "Averaged", "Broke", "Changed", "Complaint", "Contribute", "Damaged",
-    "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
-    "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
-    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed",
-    "Start", "Stepped", "Wakeup",
-]  # fmt: skip

@@ -133,7 +133,7 @@ def may_close(log: FragmentLog) -> bool:
     """Whether this peer may begin a commit now, if there is something to commit."""
     workers = [p for p, s in log.roster.summaries().items() if s.role == "worker" and s.heads]
     free = log.phase is Phase.COLLECTING and claims.holds_term(log)
-    return free and len(workers) >= log.rules.needed(log.revision_next, first=not log.epoch)
+    return free and len(workers) >= closing.needed(log)
 
 
 def _propose(log: FragmentLog, now: float) -> list[Effect]:

@@ -105,7 +105,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
         short = Close(*held, None, owners)
         effects += [Send(peer, short) for peer in sorted(authors - set(owners) - {log.me})]
-    return effects + owning.compute(log) + commit(log, now)
+    return effects + owning.compute(log) + commit(log)
 
 
 def _owners(log: FragmentLog) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def _may_work(log: FragmentLog, peer: str) -> bool:
     return not (log.roster.away(peer) or claims.serves_another(log, peer))
 
 
-def commit(log: FragmentLog, now: float) -> list[Effect]:
+def commit(log: FragmentLog) -> list[Effect]:
     """Make the commit once every mean is here: send it to every live peer, also to those that fetch, and apply it."""
     round = log.round
     if log.phase is not Phase.CLOSING or round.close is None:

@@ -77,12 +77,11 @@ class Presence:
 
     def describe(self, now: float) -> None:
         """Update this peer's own Summary."""
-        states = [log.state for log in self.logs if log.state is not None]
-        whole = len(states) == len(self.logs)
-        heads = tuple((s.version.epoch, s.version.chain) for s in states) if whole else ()
+        versions = [log.held.version for log in self.logs] if all(log.state is not None for log in self.logs) else []
+        heads = tuple((version.epoch, version.chain) for version in versions)
         waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs]
         self.roster.says(
-            model=model_version([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),
+            model=model_version(versions), heads=heads, sent=self.own.sent(),
             awaits=tuple((f, peers) for f, peers in waited if peers), incarnation=self.own.incarnation,
-            digests=tuple(map(digests.told, self.logs)) if whole else (),
+            digests=tuple(map(digests.told, self.logs)) if versions else (),
         )  # fmt: skip

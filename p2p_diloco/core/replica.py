@@ -265,7 +265,7 @@ class Replica:
                 self.own.delivered(to, message, now, ok=ok)
             case m.Mean(fragment, base, key, number) if ok and base == self.logs[fragment].version:
                 self.logs[fragment].round.delivered.add((to, key, number))
-            case m.Head() | m.Part() if not ok and self.logs[message.fragment].state is not None:
+            case m.Head() | m.Part() if not ok:
                 self.fetching.unsent.add((to, message.fragment, getattr(message, "number", HEAD)))
             case m.Ask(fragment, numbers) if not ok and fragment is not None:
                 self.fetching.unasked(to, fragment, numbers, now)

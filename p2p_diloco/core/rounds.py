@@ -144,7 +144,7 @@ class Rounds:
             return effects + holding.advance(log, now)
         effects += [*applying.retake(log, now), *leading.advance(log, now)]
         effects += self.exchange.deliver(log, now) if log.founding else []  # the Close has told who the owners are
-        return [*effects, *leading.commit(log, now)]
+        return [*effects, *leading.commit(log)]
 
     def tick(self, log: FragmentLog, now: float) -> list[Effect]:
         """Do the periodic work of a fragment."""

@@ -51,11 +51,6 @@ def within(spans: Spans, others: Spans) -> bool:
     return not minus(spans, others)
 
 
-def meet(spans: Spans, others: Spans) -> bool:
-    """Whether a position is in both."""
-    return minus(spans, others) != spans
-
-
 def length(spans: Iterable[Span]) -> int:
     """Return the number of positions."""
     return sum(stop - start for start, stop in spans)

@@ -125,9 +125,10 @@ def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rule
         paced=_paced_after(state, choice, rules),
         revision=choice.revision,
         tables=_tables_after(state, choice, epoch, rules),
+        key=key,
+        hashes=hashes,
     )
     samples = base.samples + sum(samples_of(state, choice).values())
-    after_it = replace(after_it, key=key, hashes=hashes)
     chain = _chain(base.chain, after_it, base.generation, samples, epoch)
     version = Version(base.generation, samples, epoch, chain)
     links = (*state.links, (epoch, chain))[-rules.history :]

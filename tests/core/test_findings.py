@@ -8,6 +8,7 @@ from p2p_diloco.core import admission, applying, claims, closing, digests, leadi
 from p2p_diloco.core import events as e
 from p2p_diloco.core import messages as msg
 from p2p_diloco.core.admission import countable, unsound
+from p2p_diloco.core.carry import PART, Carried
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.fragment import FragmentLog
@@ -511,6 +512,17 @@ def test_a_machine_that_computes_unlike_the_others_says_so_once() -> None:
 
 
 # -- the exchange, revisions, the end
+
+
+@fails_if(Carried.send, "if self.last is None or self.included:", "if True:")
+def test_a_contribution_says_of_which_earlier_ones_it_has_the_progress() -> None:
+    """The first was not counted here, and the second has its steps, too. Who counts both would count these twice."""
+    carried, old, new = Carried(), ContributionId(1, 1), ContributionId(1, 2)
+    for number, id in enumerate((old, new)):
+        carried.merge(Version(0, 0, number, ""), None, kin=True, most=2)
+        carried.send(id)
+    assert (carried.oldest, carried.last) == (old, new)
+    assert carried.merge(Version(0, 0, 3, ""), old, kin=True, most=2).dropped == PART
 
 
 @fails_if(Exchange.contribute, "not self.is_out(event.fragment)", "True")

@@ -88,7 +88,7 @@ def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
 def test_while_means_are_lacking_slices_are_no_progress() -> None:
     """X goes on sending its slices. A, which knows a commit and no choice, would never ask for the commit's means."""
     log = a_log("A", "A", "B", "X")
-    applying.take(log, a_commit(log, choice_of(log.held, "B", by="B"), "B"), 1.0)
+    applying.take(log, a_commit(log, choice_of(log.held, "B", by="B"), "B"))
     owning.collect(log, "X", a_slice(log, "X", 0), 5.0)
     asked = {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), msg.Want)}
     assert asked == {(msg.What.MEANS, (0, 1, 2))}
