@@ -147,7 +147,7 @@ def open_round(log: FragmentLog, now: float) -> None:
     opens nothing."""
     least = quorum(log, now)
     if log.round.opened is None and len(weighted(log)) >= min(least, max(2, math.ceil(least / 2))):
-        log.round.opened = now
+        log.round.opened, log.round.in_vain = now, 0.0
 
 
 def may_close(log: FragmentLog, now: float) -> bool:

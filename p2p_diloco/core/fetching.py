@@ -26,6 +26,8 @@ HEAD = -1
 """Stands in place of a slice's number for the head: the state without its tensors."""
 DOUBLINGS_MAX = 8
 """The time for which a donor that fails is not asked again doubles at most this many times."""
+VAIN_TIMES = 4
+"""A newcomer that has a part of a state waits so many times as long for the rest, before it asks others."""
 
 
 def part_of(log: FragmentLog, number: int) -> Head | Part:
@@ -483,10 +485,13 @@ class Fetching:
 
     def _is_vain(self, fetch: Fetch, now: float) -> bool:
         """Whether nobody sends anything of a newer state, though each that was asked had its time. A member that says
-        that it is ahead, and sends nothing, would stop all others. A newcomer goes on if it knows of nobody else."""
-        if fetch.repair or now - fetch.heard_at < (1 + len(fetch.those_asked)) * self.rules.fetch_again:
+        that it is ahead, and sends nothing, would stop all others. A newcomer goes on if it knows of nobody else, and
+        for longer if a part of the state is here."""
+        newer = self.logs[fetch.fragment].state is not None
+        times = 1 if newer or not (fetch.staged or fetch.busy) else VAIN_TIMES
+        if fetch.repair or now - fetch.heard_at < times * (1 + len(fetch.those_asked)) * self.rules.fetch_again:
             return False
-        return self.logs[fetch.fragment].state is not None or bool({*self.roster.holders()} - {*fetch.donors})
+        return newer or bool({*self.roster.holders()} - {*fetch.donors})
 
     def _doubt(self, fetch: Fetch, now: float) -> list[Effect]:
         for peer in fetch.those_asked:

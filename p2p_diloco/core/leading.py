@@ -150,6 +150,8 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
     if round.close is None or log.phase is not Phase.CLOSING or message.key != round.close.key:
         return []
     effects: list[Effect] = []
+    if not message.missing:
+        round.moving[sender] = now  # all that it lacks is on its way to it
     if message.missing or log.may_wait(now - 2 * log.grace()):
         round.asked.pop(sender, None)  # else it says for too long that all is on its way
     for number, authors in message.missing:
@@ -219,7 +221,7 @@ def _mend(log: FragmentLog, now: float) -> list[Effect]:
         elif owner not in round.asked:
             round.asked[owner] = now
             effects.append(Send(owner, Want(log.fragment, close_.base, What.LACKS, numbers, close_.key)))
-        elif now - round.asked[owner] > log.grace():
+        elif now - round.asked[owner] > log.grace() and not log.comes(owner, now):
             round.excluded.add(owner)
     return effects + (replace_owners(log, now) if round.excluded & set(owners) else [])
 

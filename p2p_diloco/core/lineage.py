@@ -147,7 +147,8 @@ class Lineage:
         model, alone = model_version(this.versions), len(told) == 1
         if empty:
             for_it = sum(not told[peer].fresh for peer in kin)
-            return for_it, for_it, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
+            witnesses = sum(not (told[peer].fresh or self._doubted(peer, now)) for peer in kin)
+            return for_it, witnesses, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
         how = {peer: self._relation(other) for peer, other in told.items()}
         if how[teller] == "held":
             return None
@@ -160,7 +161,7 @@ class Lineage:
         else:
             against = len(others) + len(late) + (not any(log.fresh for log in self.logs))
         mine = model_version([log.held.version for log in self.logs])
-        if for_it < against or (for_it == against and model <= mine):
+        if for_it < against or (for_it == against and (model <= mine or not witnesses)):
             return None
         fork = how[teller] == "fork"
         this = this if fork else _furthest([told[peer] for peer in kin if how[peer] == "ahead"])

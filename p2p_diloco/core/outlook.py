@@ -37,7 +37,7 @@ def round_now(replica: Replica) -> tuple[int, int, int] | None:
     """Return (fragment, contributions received, contributions expected) of a round that the replica leads; None if no
     round that it leads has received a contribution."""
     for log in replica.logs:
-        came = len(log.round.readys)
+        came = len(closing.weighted(log))
         if came and log.leads:
             missing = closing.waited_for(log, replica.now)
             return log.fragment, came, max(came + len(missing), closing.needed(log))

@@ -91,5 +91,5 @@ class Round:
         """Record that the round is closed now. If it was before, nobody knows when what was waited for would have come:
         that time isn't usual. Else the next wait would be twice as long, and so on."""
         if self.closed_at <= now:
-            self.in_vain += now - max(self.moved_at, *self.moving.values(), self.tried_at)
+            self.in_vain += now - max(self.moved_at, *self.moving.values(), self.tried_at, self.opened or 0.0)
         self.closed_at, self.tried_at = min(self.closed_at, now), now

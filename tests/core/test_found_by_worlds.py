@@ -250,6 +250,14 @@ def test_of_two_that_are_ahead_the_one_that_sends_its_state_is_taken() -> None:
     assert decided(told("a"), told("a", "b"), told("a", "c", "c2"), doubted="C")[0] == "b"
 
 
+@fails_if(Lineage._judged, " or not witnesses", "")
+def test_for_one_that_sent_nothing_a_peer_leaves_its_lineage_only_if_others_are_there() -> None:
+    """A went over to B's greater lineage, got nothing of it, went back and over again, and made no round meanwhile."""
+    assert decided(told("a"), told("b", "b2"))[0] == "b2"
+    assert not decided(told("a"), told("b", "b2"), doubted="B")[0]
+    assert decided(told("a"), told("b", "b2"), told("b", "b2"), doubted="B")[0] == "b2"
+
+
 def test_a_split_of_which_nobody_remembers_the_beginning_ends() -> None:
     """A is so far ahead that its links begin after the others' versions: it can't tell that they are no ancestors. It
     asks, and goes over to what most others hold."""

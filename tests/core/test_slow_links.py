@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import applying, claims, leading, owning, waits
+from p2p_diloco.core import applying, claims, closing, leading, owning, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.lineage import Lineage
-from p2p_diloco.core.messages import Close, Commit, Head, Mean, Message, Part, Slice, Summary
+from p2p_diloco.core.messages import Close, Commit, Head, Lack, Mean, Message, Part, Slice, Summary
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import commit_of, key_of
@@ -98,6 +98,40 @@ def test_a_peer_whose_long_messages_are_lost_holds_no_round_up_for_long(whom: st
     world.run(3000.0)
     assert world.peers["A"].epoch - before > 0.75 * 3000 / 60
     assert world.peers["B"].epoch >= world.peers["A"].epoch - 1
+
+
+@fails_if(closing.open_round, "log.round.opened, log.round.in_vain = now, 0.0", "log.round.opened = now")
+@fails_if(leading.lacks, "if not message.missing:", "if False:")
+def test_only_waits_in_vain_since_the_round_opened_are_taken_off() -> None:
+    """Two takeovers were waited for before it opened: the usual time would be below zero. And while an owner says that
+    all that it lacks is on its way, the leader, to which nothing moves, does not wait in vain."""
+    log = a_log("B", "A", "B", "C")
+    for now in (10.0, 40.0):
+        log.round.closes(now)
+    assert log.round.in_vain == 30.0
+    for name in "AB":
+        leading.collect(log, name, a_ready(log.held), 50.0)
+    assert (log.round.opened, log.round.in_vain) == (50.0, 0.0)
+    leading.close(log, leading.choose(log), 60.0)
+    assert log.round.close is not None
+    leading.lacks(log, "C", Lack(0, log.held.version, log.round.close.key, ()), 70.0)
+    log.round.closes(75.0)
+    assert log.round.in_vain == 15.0  # from 50 to 60, and from 70 to 75
+
+
+def test_an_owner_from_which_its_mean_comes_is_not_replaced() -> None:
+    """X, whose contribution is counted, tells another lineage: A asks owner C at once what it lacks. C lacks nothing,
+    and sends its mean for longer than a grace."""
+    log = a_log("B", "A", "B", "C")
+    for name in "BC":
+        leading.collect(log, name, a_ready(log.held), 0.0)
+    log.round.owners = ("C",) * 3
+    leading.close(log, leading.choose(log), 1.0)
+    log.round.asked["C"], log.round.moving["C"] = 2.0, 9.5
+    leading.tick(log, 10.0)
+    assert not log.round.excluded
+    leading.tick(log, 20.0)
+    assert log.round.excluded == {"C"}
 
 
 @fails_if(Replica._notice_idleness, " or self.fetching.starves", "", "ABC")
