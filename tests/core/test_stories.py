@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.core import claims, leading
+from p2p_diloco.core import claims, leading, outlook
 from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Told, Vote, Want, What
 from p2p_diloco.core.round import Phase
@@ -155,3 +155,17 @@ def test_the_many_win_when_a_cut_heals() -> None:
         assert dict(world.peers[name].state().links)[majority.version.epoch] == majority.version.chain
     assert world.peers["A"].notes("fork")
     world.check()
+
+
+def test_who_only_aggregates_is_no_contribution_that_status_counts() -> None:
+    """A and B train, C aggregates. C sends a Ready, too, so that rounds know it."""
+    world = World("AB")
+    world.join("C", role="aggregator")
+    world.peers["B"].trains_s = 6.0
+    seen = set[tuple[int, int]]()
+    while world.now < 60.0:
+        world.run(0.5)
+        found = (outlook.round_now(peer.replica) for peer in world.peers.values())
+        seen |= {(came, expected) for _, came, expected in filter(None, found)}
+    assert seen <= {(1, 1), (1, 2), (2, 2)}
+    assert (1, 2) in seen
