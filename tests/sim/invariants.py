@@ -132,15 +132,16 @@ def _bury(world: World, process: Process) -> None:
         excused = any(max(p.born, p.frozen_until, p.woke) > lately for p in (process, other))
         excused = excused or world.ways.apart_at(process.name, peer) > lately
         require(excused, "p", f"{process.name} counts {peer} as dead, but it lives and can be reached")
-    process.back |= dict.fromkeys(process.buried - dead, world.now)
-    process.buried = dead
+    process.buried, known = dead, process.replica.roster.summaries()
+    process.news |= {p: world.now for p, summary in known.items() if process.summaries.get(p) is not summary}
+    process.summaries = known
 
 
 def _elects(world: World, process: Process, step: Step) -> None:
     """Check the plan of a commit. It may name a private peer as aggregator or successor only if the commit's author
     knows no reachable peer that could be named instead (invariant o): a live one that nothing shows on another
-    lineage, or further behind than the commits that are kept. It may have come back after the choice, while the mean
-    was computed."""
+    lineage, or further behind than the commits that are kept. It may have told so after the choice, while the mean was
+    computed."""
     known, line = process.replica.roster.summaries(), step.line
     if world.rules.asynchronous:
         line = tuple(peer for peer in line if peer != process.name)
@@ -151,8 +152,8 @@ def _elects(world: World, process: Process, step: Step) -> None:
         line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
     hidden = {peer for peer, summary in known.items() if not summary.eligible} if step.private is None else step.private
     private = [peer for peer in line if peer in known and peer in hidden]
-    back = {peer for peer, when in process.back.items() if world.now - when <= world.settings.work_time}
-    better = sorted(could - hidden - step.late - back)
+    news = {peer for peer, when in process.news.items() if world.now - when <= world.settings.work_time}
+    better = sorted(could - hidden - step.late - news)
     text = f"{process.name}: a commit of unit {step.unit} names {private}, which are private, and not {better}"
     require(not private or not better, "o", text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2p_diloco.core.messages import Summary
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
 
@@ -42,7 +43,8 @@ class Process:
         self.woke = 0.0  # when healing ended its last freeze
         self.said: dict[object, str] = {}  # what it has signed, by what that is about
         self.buried = set[str]()  # peers that count as dead here
-        self.back: dict[str, float] = {}  # when each peer was last found alive again
+        self.summaries: dict[str, Summary] = {}  # the Summaries that it knew after the last event
+        self.news: dict[str, float] = {}  # when it got each
         self.known = FOUNDED  # the highest revision that this process has known
         self.reached: dict[int, tuple[State, int]] = {}  # by unit: the last state, and its inner steps
         self.woken_for = float("inf")
