@@ -161,7 +161,8 @@ class Lineage:
         else:
             against = len(others) + len(late) + (not any(log.fresh for log in self.logs))
         mine = model_version([log.held.version for log in self.logs])
-        if for_it < against or (for_it == against and (model <= mine or not witnesses)):
+        in_vain = all(self._doubted(peer, now) for peer in kin)
+        if for_it < against or (for_it == against and (model <= mine or in_vain)):
             return None
         fork = how[teller] == "fork"
         this = this if fork else _furthest([told[peer] for peer in kin if how[peer] == "ahead"])
