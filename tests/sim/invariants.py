@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from p2p_diloco.core import holding
 from p2p_diloco.core.applying import KEPT_ASYNC
 from p2p_diloco.core.events import Merge
 from p2p_diloco.core.messages import Choice, Close, Commit, Message, Ready
@@ -140,16 +141,18 @@ def _bury(world: World, process: Process) -> None:
 def _elects(world: World, process: Process, step: Step) -> None:
     """Check the plan of a commit. It may name a private peer as aggregator or successor only if the commit's author
     knows no reachable peer that could be named instead (invariant o): a live one that nothing shows on another
-    lineage, or further behind than the commits that are kept. It may have told so after the choice, while the mean was
-    computed."""
+    lineage, or further behind than the commits that are kept, and that was not waited for in vain. It may have told so
+    after the choice, while the mean was computed."""
     known, line = process.replica.roster.summaries(), step.line
     if world.rules.asynchronous:
         line = tuple(peer for peer in line if peer != process.name)
         here = {peer for peer, summary in known.items() if summary.epochs and process.replica.is_here(step.unit, peer)}
         near = {peer for peer in here if step.base.epoch - known[peer].epochs[step.unit] <= KEPT_ASYNC}
-        could = near - {process.name, *line}
+        vain = {peer for peer in near if holding.was_waited_for(process.replica.logs[step.unit], peer)}
+        could = near - vain - {process.name, *line}
     else:
-        line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
+        own = {process.name} & process.replica.of(step.unit).roll.keys()
+        line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | own
     hidden = {peer for peer, summary in known.items() if not summary.eligible} if step.private is None else step.private
     private = [peer for peer in line if peer in known and peer in hidden]
     news = {peer for peer, when in process.news.items() if world.now - when <= world.settings.work_time}
