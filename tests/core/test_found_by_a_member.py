@@ -435,6 +435,21 @@ def test_a_newcomer_whose_first_donor_sends_nothing_turns_to_the_others(mode: st
     assert newcomer.epoch > 3
 
 
+@fails_if(Fetching._is_vain, "else VAIN_TIMES", "else 1")
+def test_a_newcomer_that_has_a_part_of_a_state_waits_longer_for_the_rest() -> None:
+    """B's other slices queue behind what it sends to a round. N began anew each time, and never had them all."""
+    log = a_log("N", "B", "C")
+    log.state, again = None, log.rules.fetch_again
+    fetching = Fetching(log.rules, [log], log.roster)
+    fetching.begin([0], ["B"], 0.0, together=False)
+    fetch = fetching.fetches[0]
+    assert not fetching._is_vain(fetch, 2 * again - 1)
+    assert fetching._is_vain(fetch, 2 * again)
+    fetch.staged[0] = Version(0, 0, 3, "of B"), 0.0
+    assert not fetching._is_vain(fetch, 2 * again)
+    assert fetching._is_vain(fetch, 8 * again)
+
+
 def is_part(message: msg.Message, number: int) -> bool:
     return isinstance(message, msg.Part) and message.number == number
 
