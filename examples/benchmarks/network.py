@@ -13,8 +13,7 @@ import os
 import select
 import subprocess
 
-from p2p_diloco.cli.processes import module
-from p2p_diloco.cli.wrap import tied
+from p2p_diloco.cli.processes import module, tied
 
 BRIDGE = "br0"
 """The bridge to which all machines are connected."""

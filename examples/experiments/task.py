@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
-from p2p_diloco.trainer.text import Batches, held_out_batches, training_part
-from p2p_diloco.trainer.train import BETAS, mean_loss, new_optimizer, share_of_rate, warm_start
+from p2p_diloco.trainer.train import (
+    BETAS,
+    Batches,
+    held_out_batches,
+    mean_loss,
+    new_optimizer,
+    share_of_rate,
+    training_part,
+    warm_start,
+)
 
 MUON_LR = 0.02
 """For the matrices of the blocks; all other parameters have AdamW's rate. Both follow one schedule."""

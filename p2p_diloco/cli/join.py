@@ -18,8 +18,8 @@ import typer
 from typer import Option
 
 from p2p_diloco.cli.flags import JOIN, given, show_all, with_settings
+from p2p_diloco.cli.processes import check_command, run_command
 from p2p_diloco.cli.reach import check_free, check_initial_peers
-from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import ENDING, Interrupts, exit_code

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Option
 
-from p2p_diloco.cli.flags import A_RUN, TOLD, with_settings
+from p2p_diloco.cli.flags import A_RUN, TOLD, above, with_settings
 from p2p_diloco.cli.join import settings_of
-from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.interrupts import run
@@ -101,8 +100,7 @@ async def _browse(watch: Watch, interval_s: float) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
-    from p2p_diloco.observe.browsing import Browsing, keys
-    from p2p_diloco.observe.view import page
+    from p2p_diloco.observe.view import Browsing, keys, page
 
     browsing = Browsing() if sys.stdin.isatty() else None
     with Live(auto_refresh=False) as live, above(live.console):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p2p_diloco.core.events import Died, Received, Send
 from p2p_diloco.core.messages import Message
-from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.reading import Entry
 
 if TYPE_CHECKING:
     from p2p_diloco.history.reading import Life  # which loads torch

@@ -14,8 +14,8 @@ from typing import Any
 
 from p2p_diloco.core import events as e
 from p2p_diloco.core import messages as m
-from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
+from p2p_diloco.history.reading import Entry
 
 CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""

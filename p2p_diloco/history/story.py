@@ -15,8 +15,8 @@ from statistics import median
 
 from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
 from p2p_diloco.core.messages import Commit
-from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import STARTED
+from p2p_diloco.history.reading import Entry
 from p2p_diloco.history.rounds import CRASHED, Round, moved, rounds
 
 LINES_MAX, AGAIN_S = 28, 5.0

@@ -19,14 +19,13 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.dht_requests import bound_requests
 from p2p_diloco.net.hivemind_library import DHTID, DHTNode, DHTRecord, DictionaryDHTValue, P2PDaemonError, PeerID
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
-from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.private_files import IdentityFile
 from p2p_diloco.net.probing import ask
+from p2p_diloco.net.reach import listens_at
 from p2p_diloco.net.reasons import none_reached
-from p2p_diloco.net.records import CappedStorage, NoCache, SignedRecords, newest_records
+from p2p_diloco.net.records import CappedStorage, NoCache, SignedRecords, bound_requests, newest_records
 from p2p_diloco.net.signing import SigningKey, as_text, from_text, signed_by
 from p2p_diloco.net.stale_sockets import check_writable
 from p2p_diloco.net.streams import stop

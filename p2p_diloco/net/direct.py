@@ -28,11 +28,9 @@ from p2p_diloco.net.dial_back import PortBudget
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
 from p2p_diloco.net.listener import Listener, Offer, knock_at
-from p2p_diloco.net.outgoing import Outgoing
-from p2p_diloco.net.pacing import Pacer, Took
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.streams import Streams, start
-from p2p_diloco.net.tcp import TcpSocket
+from p2p_diloco.net.streams import Outgoing, Streams, start
+from p2p_diloco.net.tcp import Pacer, TcpSocket, Took
 from p2p_diloco.net.tls import Tls
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,9 @@ from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.direct import DIRECT, DirectChannel
 from p2p_diloco.net.framing import Refused
 from p2p_diloco.net.interface import Inbox, Limits, Refusal, Traffic, Unreachable, Written, check_outgoing, unnoticed
-from p2p_diloco.net.outgoing import Outgoing, Verdict
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.receiving import Receiver
-from p2p_diloco.net.streams import Streams, start
+from p2p_diloco.net.streams import Outgoing, Streams, Verdict, start
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from functools import partial
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.certificates import Grant
-from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
@@ -23,10 +22,9 @@ from p2p_diloco.net.hello import Hellos, Serve, any_run
 from p2p_diloco.net.interface import Inbox, Limits, Reach, Records, Traffic, Written, unnoticed
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.net.own_addresses import listens_at
-from p2p_diloco.net.paths import Paths
+from p2p_diloco.net.paths import Circuits, Paths
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
+from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, listens_at, together
 from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.tls import Tls
 

@@ -1,5 +1,5 @@
-"""Finds out whether other peers can dial this peer. For this it asks the initial peers and peers of the run, at regular
-times.
+"""Where this machine can be dialled: the IP addresses of its interfaces, and where a peer listens because of them; and
+whether other peers can dial it. For this it asks the initial peers and peers of the run, at regular times.
 
 Law: other peers are asked only to dial back; this file decides what their answers mean. If even one of them can't dial
 this peer, this peer is private: a peer that aggregates must be reached by all.
@@ -8,12 +8,19 @@ this peer, this peer is private: a peer that aggregates must be reached by all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
+
+from p2p_diloco.addresses import listen_for
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import printable
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
@@ -23,6 +30,39 @@ from p2p_diloco.net.interface import Limits, Reach, Refusal, Traffic, Unreachabl
 from p2p_diloco.net.pipe import PipeBroken, PipeStalled
 from p2p_diloco.net.relay import RELAY, asking, unpacked
 from p2p_diloco.net.streams import stop
+
+
+def listens_at(local: PeerConfig) -> Sequence[str]:
+    """The multiaddrs at which a peer listens, unless it is in client mode."""
+    return local.host_maddrs or listen_for(local.initial_peers, ip6=has_ip6())
+
+
+def has_ip6() -> bool:
+    """Whether other machines can dial this one by IPv6: an interface has an address that is neither loopback's nor for
+    one link alone."""
+    own = (place for place in map(ip_address, own_hosts()) if place.version == 6)
+    return any(not (place.is_loopback or place.is_link_local) for place in own)
+
+
+def own_hosts() -> set[str]:
+    """The IP addresses of this machine's interfaces."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = (each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family in families)
+    return {each.address.partition("%")[0] for each in found}
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a request's Host header names an address, or this machine by its own name. Any other name may be another
+    site's, whose page in the user's browser could then read the answer: its DNS may point the name here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    with contextlib.suppress(ValueError):
+        ip_address(name)
+        return True
+    return name in ("localhost", socket.gethostname().lower())
+
 
 log = logging.getLogger(__name__)
 

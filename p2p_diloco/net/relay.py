@@ -1,7 +1,7 @@
 """The relay service that a bootstrap or a peer offers. It passes bytes on between two peers, and dials a peer back at
 its request.
 
-Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes bytes
+Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`paths`). It passes bytes
 on only to peers that are connected to it or that it can dial, and not faster than its rate. It passes bytes on between
 two members of the same private run, or between two peers of open runs.
 

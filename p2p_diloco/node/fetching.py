@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from p2p_diloco.data.cache import Cache
-from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest
+from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Cache, Manifest
 from p2p_diloco.errors import ConfigError, Refused, reason
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Refusal, Transport, Unreachable

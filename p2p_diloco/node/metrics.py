@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.own_addresses import names_this_machine
+from p2p_diloco.net.reach import names_this_machine
 from p2p_diloco.node.status import SHARES, PeerStatus
 
 EVERY_S = 1.0

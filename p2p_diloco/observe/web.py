@@ -36,7 +36,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE
 from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError, reason
 from p2p_diloco.net.interface import Records
-from p2p_diloco.net.own_addresses import names_this_machine
+from p2p_diloco.net.reach import names_this_machine
 from p2p_diloco.observe.feed import Feed
 from p2p_diloco.observe.revise import Asker, Outcome, revise, save, stop
 

@@ -13,7 +13,7 @@ these has happened for every peer, with r_i the round trip time to the most dist
     its node is done         NODE_S bytes sent + encoding + r_i / 2
 Means of early slices travel while later contributions do, so half of the round trip is hidden, unless a peer
 owns nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
-for the slowest of them. `net.pacing` evens them out once it has measured the link, which takes some seconds.
+for the slowest of them. `net.tcp` evens them out once it has measured the link, which takes some seconds.
 
 r_i, for what the leader says (which contributions count, and the commit), SLICE_S for each slice, STEP_S for each
 parameter (the outer step) and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands

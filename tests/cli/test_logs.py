@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from p2p_diloco.cli.logs import above, set_up_logs
+from p2p_diloco.cli.flags import above, set_up_logs
 
 
 class Terminal(io.StringIO):

@@ -11,17 +11,17 @@ from typing import Any
 import psutil
 import pytest
 
-from p2p_diloco.cli import wrap
-from p2p_diloco.cli.wrap import run_command
+from p2p_diloco.cli import processes
+from p2p_diloco.cli.processes import run_command
 from p2p_diloco.errors import UsageError
 
 pytestmark = pytest.mark.real
 
 WRAPPER = """
 import os, sys
-from p2p_diloco.cli import wrap
+from p2p_diloco.cli import processes
 command = [sys.executable, "-c", sys.argv[1]]
-sys.exit(wrap.run_command(command, os.environ))
+sys.exit(processes.run_command(command, os.environ))
 """
 SLEEPER = """
 import os, signal, sys, time
@@ -96,12 +96,12 @@ def test_ignored_signals_stay_ignored() -> None:
 
 
 def test_a_signal_that_comes_before_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = wrap.tied
+    start = processes.tied
 
     def late(*arguments: Any, **named: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return start(*arguments, **named)
 
-    monkeypatch.setattr(wrap, "tied", late)
+    monkeypatch.setattr(processes, "tied", late)
     code = "import time; time.sleep(60)"
     assert run_command([sys.executable, "-c", code], dict(os.environ)) == 128 + signal.SIGTERM

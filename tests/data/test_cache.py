@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.data.cache import Cache
-from p2p_diloco.data.manifest import Slice, hash_of
+from p2p_diloco.data.manifest import Cache, Slice, hash_of
 
 
 def content(number: int) -> bytes:

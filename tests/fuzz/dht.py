@@ -43,7 +43,7 @@ def seeds(peer: DhtPeer) -> dict[str, Sequence[bytes]]:
 async def play(seconds: float, seed: int) -> tuple[int, list[str]]:
     """Feed requests for so long; returns how many, and the faults: what the victim's loop raised outside of a handler,
     and records that were lost. The sender may have any number of ids, or most requests would be refused for theirs."""
-    with patch("p2p_diloco.net.dht_requests.IDS_MAX", 10**9):
+    with patch("p2p_diloco.net.records.IDS_MAX", 10**9):
         return await _play(seconds, seed)
 
 

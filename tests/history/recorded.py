@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from p2p_diloco import __version__
-from p2p_diloco.history.entry import Entry
-from p2p_diloco.history.reading import Life, read
+from p2p_diloco.history.reading import Entry, Life, read
 from p2p_diloco.node.history import Head, History, packed, read_line
 from tests.sim.process import Process
 from tests.sim.settings import Settings

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.core.events import Received, Send
 from p2p_diloco.core.messages import Commit, Ready
-from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, Ordered, ordered
+from p2p_diloco.history.reading import Entry
 from tests.history.recorded import CALM, RecordedWorld, as_written
 from tests.sim.settings import Settings
 

@@ -13,8 +13,8 @@ from p2p_diloco.core.events import Accept, Note, Send, Start, Wakeup
 from p2p_diloco.core.messages import Ready
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.history import story
-from p2p_diloco.history.entry import Entry, tell
 from p2p_diloco.history.order import DIED, ordered
+from p2p_diloco.history.reading import Entry, tell
 from p2p_diloco.history.rounds import Round
 from p2p_diloco.history.story import LINES_MAX, Story
 from tests.history.recorded import CALM, RecordedWorld

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.hello import Hellos, RunOf, any_run
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.paths import Circuits
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.signing import SigningKey

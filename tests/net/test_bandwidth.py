@@ -7,7 +7,7 @@ import math
 import pytest
 
 from p2p_diloco.net.bandwidth import FAST, Bandwidth, Meter, steady
-from p2p_diloco.net.pacing import (
+from p2p_diloco.net.tcp import (
     FILLING,
     LEAP,
     LOOK_EVERY,

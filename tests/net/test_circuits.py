@@ -11,10 +11,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from p2p_diloco.net import circuits as module
-from p2p_diloco.net.circuits import RELAYS_MAX, Circuits
+from p2p_diloco.net import paths as module
 from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Unreachable
+from p2p_diloco.net.paths import RELAYS_MAX, Circuits
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from tests.net.clocks import by_hand

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net import dht_requests
-from p2p_diloco.net.dht_requests import (
+from p2p_diloco.net import records
+from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
+from p2p_diloco.net.records import (
     BURST_BYTES,
     BYTES_PER_S,
     FOUND_BYTES_MAX,
@@ -21,7 +22,6 @@ from p2p_diloco.net.dht_requests import (
     bounded,
     cheap,
 )
-from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from p2p_diloco.net.shares import Budget
 from tests.net.patience import awaited, until
 from tests.net.swarm import Join, real
@@ -65,7 +65,7 @@ async def test_a_request_costs_little() -> None:
 async def test_who_asks_for_much_waits_and_the_others_dont(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender gets a burst, and then so much a second."""
     now = 100.0
-    monkeypatch.setattr(dht_requests.time, "monotonic", lambda: now)
+    monkeypatch.setattr(records.time, "monotonic", lambda: now)
     peer = Asked(2**20)
     for _ in range(BURST_BYTES // 2**20):
         await peer.ask(b"a")
@@ -82,8 +82,8 @@ async def test_who_asks_for_much_waits_and_the_others_dont(monkeypatch: pytest.M
 async def test_who_costs_much_processor_time_is_refused_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its requests say; the others are served."""
     now, spent = 100.0, 0.0
-    monkeypatch.setattr(dht_requests.time, "thread_time", lambda: spent)
-    monkeypatch.setattr(dht_requests.time, "monotonic", lambda: now)
+    monkeypatch.setattr(records.time, "thread_time", lambda: spent)
+    monkeypatch.setattr(records.time, "monotonic", lambda: now)
     peer = Asked()
 
     async def slow(self: Any, request: Any, context: Any) -> Any:
@@ -113,7 +113,7 @@ def test_a_member_may_have_another_id_now_and_then() -> None:
 
 
 def test_the_senders_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_requests, "ASKERS_MAX", 10)
+    monkeypatch.setattr(records, "ASKERS_MAX", 10)
     ids = Ids()
     assert all(ids.has(str(number), b"x") for number in range(100))
     assert len(ids._of) <= 10

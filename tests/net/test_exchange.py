@@ -16,9 +16,9 @@ from p2p_diloco.net import framing
 from p2p_diloco.net.exchange import Exchange, OnePerPeer
 from p2p_diloco.net.framing import VERSION, Accepted, Bulk, Frame, FrameStream, Message, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.receiving import TURN_S
+from p2p_diloco.net.streams import Outgoing
 from tests.net import direct_peers
 from tests.net.clocks import ByHand, by_hand
 from tests.net.direct_peers import HERE, Gate, Peer, Start, next_frame, pair, sent

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.net import own_addresses
-from p2p_diloco.net.own_addresses import has_ip6, listens_at, own_hosts
+from p2p_diloco.net import reach
+from p2p_diloco.net.reach import has_ip6, listens_at, own_hosts
 
 FAR = "/ip6/2001:db8::5/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 LOCAL = ["127.0.0.1", "::1", "fe80::1%eth0", "192.168.1.2"]
@@ -22,7 +22,7 @@ def give(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         SimpleNamespace(family=socket.AF_INET6 if ":" in host else socket.AF_INET, address=host) for host in hosts
     ]
     packet = SimpleNamespace(family=socket.AF_PACKET, address="00:00:00:00:00:00")
-    monkeypatch.setattr(own_addresses.psutil, "net_if_addrs", lambda: {"lo": each[:2], "eth0": [*each[2:], packet]})
+    monkeypatch.setattr(reach.psutil, "net_if_addrs", lambda: {"lo": each[:2], "eth0": [*each[2:], packet]})
 
 
 @pytest.mark.parametrize("more", [[], ["fd00:3::1"], ["2001:db8::1"]])

@@ -13,7 +13,7 @@ from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import Way
 from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.outgoing import Outgoing, Verdict
+from p2p_diloco.net.streams import Outgoing, Verdict
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import LIMITS, LONG, Gate, Start, pair, run, sent
 from tests.net.patience import plays, until

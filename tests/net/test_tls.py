@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, TcpSocket
+from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, Paced, TcpSocket
 from p2p_diloco.net.tls import Tls
 from tests.net.members import DAY_S, OTHER_KEY, invitation, key_of, membership, revocation, tls_of
 from tests.net.patience import awaited

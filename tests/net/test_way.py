@@ -11,8 +11,7 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.direct import READINGS, Way, connections_for
-from p2p_diloco.net.pacing import Took
-from p2p_diloco.net.tcp import TcpSocket
+from p2p_diloco.net.tcp import TcpSocket, Took
 from tests.net.direct_peers import Start, run
 from tests.net.patience import plays, until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.observe.browsing import ORDERS, Browsing, keys, named
+from p2p_diloco.observe.view import ORDERS, Browsing, keys, named
 
 PEERS = [
     PeerStatus(name="a", peer_id="id-a", state="training", epoch=3, loss=2.0, steps_per_second=1.0, waiting_s=5.0),

@@ -23,10 +23,9 @@ from p2p_diloco.node.status import (
     Submissions,
     Ways,
 )
-from p2p_diloco.observe.browsing import Browsing
 from p2p_diloco.observe.sections import SECTIONS
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
-from p2p_diloco.observe.view import lines, page
+from p2p_diloco.observe.view import Browsing, lines, page
 
 NOW = 1_000_000.0
 

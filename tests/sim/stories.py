@@ -1,7 +1,7 @@
 """Six short traces for readers, kept in docs/traces: `python -m tests.sim.stories` writes them (`make traces`).
 
 Each world is small and not random: every draw is the middle of its range. So a trace changes only when the protocol
-or the wording of `history/entry.py` changes.
+or the wording of `history/reading.py` changes.
 """
 
 from __future__ import annotations

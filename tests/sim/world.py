@@ -11,7 +11,7 @@ from random import Random
 from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Message
 from p2p_diloco.core.revision import FOUNDED
-from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.reading import Entry
 
 from .data import Data
 from .face import Face, Saved, Truth

@@ -12,7 +12,7 @@ import torch
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer import blocks as blocks_module
 from p2p_diloco.trainer.blocks import BLOCK_BYTES, Block, Text, load_text
-from p2p_diloco.trainer.text import Batches, held_out_batches, joined, own_part, training_part
+from p2p_diloco.trainer.train import Batches, held_out_batches, joined, own_part, training_part
 
 
 def _prose(size: int, seed: int = 0) -> bytes:

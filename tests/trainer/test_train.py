@@ -22,8 +22,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
-from p2p_diloco.trainer.text import Batches
-from p2p_diloco.trainer.train import Progress, main, mean_loss, new_optimizer, share_of_rate, train, warm_start
+from p2p_diloco.trainer.train import Batches, Progress, main, mean_loss, new_optimizer, share_of_rate, train, warm_start
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
 PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n in range(3000))

@@ -27,9 +27,9 @@ from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.interrupts import run
-from p2p_diloco.net import own_addresses
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation_used import with_invitation
+from p2p_diloco.net.reach import own_hosts
 from p2p_diloco.observe.figures import count_of
 from p2p_diloco.settings import read_settings
 
@@ -147,7 +147,7 @@ async def look_around(seen: Seen, *, daemon_runs: bool) -> None:
     libp2p at the initial peers that answered and at the run's peers."""
     peer = seen.peer
     seen.listen, seen.ports = machine.listening(peer)
-    seen.own = frozenset(own_addresses.own_hosts())
+    seen.own = frozenset(own_hosts())
     seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
     addresses = [address for address, why in seen.answers.items() if why is None]
     if not addresses or not daemon_runs:

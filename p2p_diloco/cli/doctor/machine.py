@@ -31,7 +31,7 @@ from p2p_diloco.cli.doctor.report import Found, Seen
 from p2p_diloco.cli.reach import check_free
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, P2PDilocoError, reason
-from p2p_diloco.net.own_addresses import listens_at
+from p2p_diloco.net.reach import listens_at
 from p2p_diloco.net.stale_sockets import FOLDER, check_writable
 from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.planning.forecast import NODE_BYTES, per_parameter

@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 
-from p2p_diloco.cli.wrap import check_command, tied
+from p2p_diloco.cli.processes import check_command, tied
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.interrupts import run as run_in_loop
