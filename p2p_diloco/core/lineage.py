@@ -24,7 +24,8 @@ ASKED_MAX = 16
 WITNESSES = 2
 """So many peers that tell one newer state of the own lineage are believed, however many are behind. One could lie."""
 PATIENCE_MAX = 16
-"""While nothing is believed, the time between two questions doubles up to so many times `Rules.settle`."""
+"""While there is a sign and nothing is believed, the time between two questions doubles up to so many times
+`Rules.settle`."""
 
 
 @dataclass(slots=True)
@@ -61,9 +62,12 @@ class Lineage:
     def tick(self, now: float, *, fetching: bool) -> list[Effect]:
         """Ask if there has been a sign for long enough."""
         self.roster.elsewhere -= {peer for peer in self.roster.elsewhere if self._is_kin(peer)}
-        if self.inquiry is not None or fetching or now < self.quiet_until or not (holders := self.roster.holders()):
+        if self.inquiry is not None or fetching or not (holders := self.roster.holders()):
             return []
         if not self._has_sign(holders, now):
+            self.patience = 1
+            return []
+        if now < self.quiet_until:
             return []
         order = sorted(holders, key=lambda peer: blake2b(f"{self.roster.me}/{peer}".encode(), digest_size=8).digest())
         self.inquiry = Inquiry(now, order[:ASKED_MAX])

@@ -293,6 +293,32 @@ def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> 
     assert log.is_here("B")
 
 
+@fails_if(Lineage.tick, "self.patience = 1", "pass")
+def test_a_peer_asks_soon_again_once_an_old_sign_is_gone() -> None:
+    """B is on a lesser lineage, and A asks more and more seldom, because it never goes over. Then B comes to A's
+    lineage, and leaves it again. Now A's question may be answered otherwise: A asks as often as at first."""
+    log = a_log("A", "A", "B")
+    lineage, mine = Lineage(log.rules, [log], log.roster), told("one", "two")
+    log.state = replace(log.held, version=mine.versions[0], links=mine.links[0])
+
+    def asks_at(seconds: range, head: tuple[int, str]) -> list[int]:
+        times = []
+        for now in seconds:
+            log.roster.summarized("B", replace(log.roster.mine, heads=(head,)))
+            lineage.tick(float(now), fetching=False)
+            if lineage.inquiry is not None:
+                times.append(now)
+                lineage.told("B", told("other"))
+                assert lineage.decide(float(now)) is None
+        return times
+
+    first = asks_at(range(500), (1, "other"))
+    assert first[-1] - first[-2] > 4 * (first[1] - first[0])
+    assert not asks_at(range(500, 1000), mine.links[0][-1])
+    then = asks_at(range(1000, 1500), (1, "other"))
+    assert then[1] - then[0] == first[1] - first[0]
+
+
 @fails_if(Lineage.tell, "fresh = leaves or", "fresh =")
 def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None:
     """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
