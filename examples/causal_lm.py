@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, get_cosine_schedule_with_warmup
 
 from p2p_diloco import Peer
-from p2p_diloco.integrations.taking_part import follow
+from p2p_diloco.integrations.schedule import follow
 
 STEPS, CONTEXT = 240, 64
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from p2p_diloco.integrations.taking_part import OfARun, TakingPart, follow
+from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.taking_part import OfARun, TakingPart
 from p2p_diloco.peer.peer import Peer
 
 try:

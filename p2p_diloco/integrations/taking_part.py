@@ -1,6 +1,5 @@
 """What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave. Also batches of a
-shared data set, for a library that asks for its loader before the callback has entered the run; and a learning rate
-scheduler of torch that follows the run's steps.
+shared data set, for a library that asks for its loader before the callback has entered the run.
 
 Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit for bit,
 before the next step.
@@ -8,14 +7,12 @@ before the next step.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.absent import AbsentPeer
@@ -174,30 +171,3 @@ class SharedLoader:
     def complete(self) -> bool:
         """Whether all peers together have used all of the data, as of this peer's last merge."""
         return self._made is not None and self._made[1].complete
-
-
-def follow(scheduler: Any, step: int) -> None:
-    """Set a scheduler to `step`, which is `peer.global_step`, so that a late joiner has the same learning rate as the
-    others. Call this after each step of the scheduler, and once after entering the run.
-
-    `scheduler`: one of torch's, or Accelerate's wrapper of one. A `LambdaLR` (most schedules of Transformers are of
-    this class) can be set to any step. Other schedulers can only go forward, so they make the missing steps. A
-    scheduler that follows a metric has no steps, and is not changed.
-    """
-    scheduler = getattr(scheduler, "scheduler", scheduler)
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-        return
-    with warnings.catch_warnings():  # a joiner's scheduler moves before its optimizer's first step
-        warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
-        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
-            scheduler.last_epoch = step - 1
-        while _steps_of(scheduler) < step:
-            scheduler.step()
-
-
-def _steps_of(scheduler: LRScheduler) -> int:
-    """The number of steps that a scheduler has made. A chain doesn't count its own, but all its schedulers step
-    together."""
-    while isinstance(scheduler, ChainedScheduler):
-        scheduler = scheduler._schedulers[0]
-    return scheduler.last_epoch

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.integrations.taking_part import OfARun, SharedLoader, TakingPart, as_one_peer, follow
+from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.taking_part import OfARun, SharedLoader, TakingPart, as_one_peer
 from p2p_diloco.peer.extents import is_sharded
 from p2p_diloco.peer.peer import Peer
 

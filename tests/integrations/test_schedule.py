@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from p2p_diloco.integrations.taking_part import follow
+from p2p_diloco.integrations.schedule import follow
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
