@@ -44,13 +44,11 @@ def able(log: FragmentLog, peer: str) -> bool:
 def entitled(log: FragmentLog, peer: str, term: int) -> bool:
     """Whether the plan lets the peer hold this term."""
     candidates = line(log)
-    if term == 0:
-        return peer in candidates[:1]
     if term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
         return False
     if peer in candidates:
         return candidates[term % len(candidates)] == peer
-    return term > len(candidates) and not any(able(log, other) for other in candidates)
+    return not any(able(log, other) for other in candidates)
 
 
 def rank(log: FragmentLog, term: int, peer: str) -> tuple[bool, int, str]:
@@ -195,7 +193,7 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
         return [vote(log, sender)]
     round.refused[sender] = message.term, message.turn
     given = promise(log, now)
-    if given or log.leads:
+    if given or log.leads or not able(log, round.leader):
         return given or [vote(log, sender)]
     log.roster.probe(round.leader, now)  # either it answers, or it is found dead: then the promise follows
     return [vote(log, sender), Send(round.leader, Probe(log.roster.mine))]

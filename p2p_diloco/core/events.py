@@ -267,7 +267,6 @@ class Damaged:
     """Slices in memory no longer have the digest that was computed after their last step."""
 
     fragment: int
-    version: Version
     numbers: tuple[int, ...]
 
 

@@ -24,8 +24,6 @@ from .version import Version
 
 HEAD = -1
 """Stands in place of a slice's number for the head: the state without its tensors."""
-DOUBLINGS_MAX = 8
-"""The time for which a donor that fails is not asked again doubles at most this many times."""
 VAIN_TIMES = 4
 """A newcomer that has a part of a state waits so many times as long for the rest, before it asks others."""
 
@@ -35,33 +33,6 @@ def part_of(log: FragmentLog, number: int) -> Head | Part:
     if number != HEAD:
         return Part(log.fragment, log.held.version, number)
     return Head(log.fragment, log.held, log.digests.get(log.epoch, ()))
-
-
-class Failures:
-    """How often each donor has failed since it last delivered what was asked of it. Others get their turn first, but no
-    failure bars a donor for good: it may be the only one."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self._of: dict[str, tuple[int, float]] = {}  # by donor: how often, and until when it is not asked again
-
-    def add(self, donor: str, now: float) -> None:
-        """Record that a donor has delivered nothing, or a wrong state."""
-        times = self.times(donor)
-        wait = min(self._rules.settle * 2 ** min(times, DOUBLINGS_MAX), self._rules.fetch_again)
-        self._of[donor] = times + 1, now + wait
-
-    def times(self, donor: str) -> int:
-        """How often this donor has failed. Donors that have failed less often are asked first."""
-        return self._of.get(donor, (0, 0.0))[0]
-
-    def lately(self, donor: str, now: float) -> bool:
-        """Whether this donor has failed so recently that others are asked first."""
-        return now < self._of.get(donor, (0, now))[1]
-
-    def forget(self, donor: str) -> None:
-        """Forget the failures of a donor that has delivered what was asked."""
-        self._of.pop(donor, None)
 
 
 @dataclass(slots=True)
@@ -114,7 +85,6 @@ class Fetching:
         self.together = False  # another lineage: nothing is adopted until all is here
         self.damaged: dict[int, tuple[int, ...]] = {}  # by fragment: until these slices are replaced
         self.unsent: set[tuple[str, int, int]] = set()  # what did not leave: to whom, fragment, and number or HEAD
-        self.failures = Failures(rules)
         self.starved: list[Version | None] = []  # what was held when nothing of a newer state came
 
     @property
@@ -177,8 +147,8 @@ class Fetching:
         elif fetch.repair and now - fetch.near_at > self.rules.dead_after:
             return []  # they may wait for this peer's own slices, which it doesn't send before the repair
         donors = near if near and not fetch.repair else known
-        donors.sort(key=lambda peer: (self.failures.times(peer), peer))
-        return [peer for peer in donors if not self.failures.lately(peer, now)] or donors
+        donors.sort(key=lambda peer: (self.roster.peers[peer].failed[0], peer))
+        return [peer for peer in donors if now >= self.roster.peers[peer].failed[1]] or donors
 
     def _is_near(self, fetch: Fetch, peer: str) -> bool:
         """Whether the peer's Summary names the head's version, or the one before it, or one that may follow."""
@@ -221,7 +191,7 @@ class Fetching:
 
     def unasked(self, donor: str, fragment: int, numbers: Sequence[int], now: float) -> None:
         """Handle a question that did not arrive: it is asked at the next tick, of another donor if there is one."""
-        self.failures.add(donor, now)
+        self.roster.fails(donor, now)
         if (fetch := self.fetches.get(fragment)) is not None:
             of_this = {n for n in numbers or (HEAD,) if fetch.asked.get(n, ("",))[0] == donor}
             fetch.asked = {n: asked for n, asked in fetch.asked.items() if n not in of_this}
@@ -237,11 +207,11 @@ class Fetching:
             return [Complaint(sender, "its state was not asked for")]
         fetch.asked.pop(HEAD, None)
         if not is_sound(message.state):
-            self.failures.add(sender, now)
+            self.roster.fails(sender, now)
             return [Complaint(sender, "its state does not have the chain of its version"), *self._ask(fetch, now)]
         held = self.logs[message.fragment].version
         if not self.together and held is not None and message.state.version.epoch <= held.epoch:
-            self.failures.add(sender, now)  # this donor is no further than this peer
+            self.roster.fails(sender, now)  # this donor is no further than this peer
             return self._ask(fetch, now)
         if fetch.head is None or message.state.version.epoch > fetch.head.version.epoch:
             fetch.head, fetch.head_at, fetch.digests = message.state, now, message.digests
@@ -266,10 +236,10 @@ class Fetching:
         if fetch is None or fetch.busy.get(done.number) != done.version:  # else it is of an earlier fetch
             return []
         del fetch.busy[done.number]
-        source = fetch.sources.get(done.number, "")
+        source = fetch.sources[done.number]
         same = fetch.head is not None and fetch.head.version == done.version and bool(fetch.digests)
         if same and fetch.digests[done.number] != done.digest:
-            self.failures.add(source, now)
+            self.roster.fails(source, now)
             fetch.head = fetch.head if fetch.repair else None  # which of the two is wrong, nobody knows yet
             return [
                 Complaint(source, f"its slice {done.number} is not the one of this version"),
@@ -278,7 +248,7 @@ class Fetching:
         fetch.staged[done.number] = done.version, now
         if len(fetch.staged) > fetch.most[0]:
             fetch.most = len(fetch.staged), now
-        self.failures.forget(source)
+        self.roster.delivers(source)
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
             effects += self._advance(fetch, now)
@@ -378,7 +348,7 @@ class Fetching:
             if commit is None or before is None or commit.base != version:
                 if version.epoch < fetch.head.version.epoch or now - since > self.rules.settle:
                     del fetch.staged[number]
-                    self.failures.add(fetch.sources.get(number, ""), now)  # its slices are of no use: others first
+                    self.roster.fails(fetch.sources[number], now)  # its slices are of no use: others first
                 continue
             mean = self._mean(fetch, commit, number, means) if commit.hashes else None
             if not commit.hashes:  # it counts nothing: the tensors stay
@@ -453,7 +423,7 @@ class Fetching:
         for fetch in list(self.fetches.values()):
             for number, (donor, when) in list(fetch.asked.items()):
                 if now - when >= self.rules.fetch_again or not self.roster.live(donor):
-                    self.failures.add(donor, now)
+                    self.roster.fails(donor, now)
                     del fetch.asked[number]
                     if fetch.repair:  # it may repair the same slice, and wait for this peer's
                         fetch.donors = tuple(peer for peer in fetch.donors if peer != donor)

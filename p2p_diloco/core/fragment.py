@@ -118,7 +118,7 @@ class FragmentLog:
             return (
                 not self.forgot(epoch)
                 and summary.model.generation == self.state.version.generation
-                and peer not in self.roster.elsewhere
+                and not self.roster.is_elsewhere(peer)
             )
         return known == chain
 

@@ -61,7 +61,8 @@ class Lineage:
 
     def tick(self, now: float, *, fetching: bool) -> list[Effect]:
         """Ask if there has been a sign for long enough."""
-        self.roster.elsewhere -= {peer for peer in self.roster.elsewhere if self._is_kin(peer)}
+        for peer, record in self.roster.peers.items():
+            record.elsewhere = record.elsewhere and not self._is_kin(peer)
         if self.inquiry is not None or fetching or not (holders := self.roster.holders()):
             return []
         if not self._has_sign(holders, now):
@@ -135,11 +136,9 @@ class Lineage:
 
     def _note(self, told: dict[str, Told], *, believed: bool) -> None:
         """Record who is on another lineage, or ahead and not believed: rounds don't wait for these."""
-        for peer, other in told.items():
-            if self._relation(other) == "fork" or (self._relation(other) == "ahead" and not believed):
-                self.roster.elsewhere.add(peer)
-            else:
-                self.roster.elsewhere.discard(peer)
+        for peer in filter(self.roster.live, told):
+            how = self._relation(told[peer])
+            self.roster.peers[peer].elsewhere = how == "fork" or (how == "ahead" and not believed)
 
     def _judged(
         self, teller: str, told: dict[str, Told], late: list[str], now: float, *, empty: bool

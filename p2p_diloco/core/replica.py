@@ -140,7 +140,7 @@ class Replica:
                 if version == self.logs[fragment].version:
                     digests.record(self.logs[fragment], version.epoch, found)
                 return []
-            case e.Damaged(fragment, _, numbers):
+            case e.Damaged(fragment, numbers):
                 log = self.logs[fragment]
                 donors = [peer for peer in self.roster.holders() if log.is_here(peer)]
                 return self.fetching.repair(log, numbers, donors, now)

@@ -18,7 +18,7 @@ from .version import Version
 PROBED_EACH_INTERVAL = 3
 """Peers probed per interval, besides those that this peer waits for."""
 DOUBLINGS_MAX = 4
-"""The time for which a peer's word is doubted doubles at most so often."""
+"""The time for which a peer's word is doubted, or others are asked before it, doubles at most so often."""
 
 
 @dataclass(slots=True)
@@ -40,6 +40,11 @@ class Peer:
     grant: str = ""  # by which it is in a private run
     since: float = float("-inf")  # when it showed its grant
     doubt: tuple[int, float] = (0, float("-inf"))  # how often fetching what it told was in vain; doubted until
+    failed: tuple[int, float] = (
+        0,
+        float("-inf"),
+    )  # how often it didn't deliver; until when others come first
+    elsewhere: bool = False  # it told another lineage, or a newer state that is not believed, when it was last asked
     noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
 
     @property
@@ -57,7 +62,6 @@ class Roster:
     def __init__(self, me: str, rules: Rules, mine: Summary) -> None:
         self.me, self.rules, self.mine = me, rules, mine
         self.peers: dict[str, Peer] = {}
-        self.elsewhere: set[str] = set()  # peers that told another lineage when they were last asked
         self.outvoted: set[tuple[int, int]] = set()  # the first (fragment, epoch) that most others have otherwise
         self.costs: dict[str, dict[str, float]] = {}  # by grant: whose rounds were waited for in vain, and when
 
@@ -102,6 +106,10 @@ class Roster:
         summary = self.summary(peer)
         heads = () if summary is None else summary.heads
         return bool(heads) and heads[fragment] == (version.epoch, version.chain)
+
+    def is_elsewhere(self, peer: str) -> bool:
+        """Whether the peer told another lineage, or a newer state that is not believed, when it was last asked."""
+        return peer in self.peers and self.peers[peer].elsewhere
 
     def holders(self) -> list[str]:
         """Return the other live peers that hold a state, sorted."""
@@ -159,6 +167,19 @@ class Roster:
     def doubted(self, peer: str, now: float) -> bool:
         """Whether the peer's word is doubted."""
         return peer in self.peers and now < self.peers[peer].doubt[1]
+
+    def fails(self, peer: str, now: float) -> None:
+        """Record that a peer has delivered nothing of what was asked, or a wrong state: others get their turn first.
+        Nothing bars it for good: it may be the only one."""
+        record = self.peers.setdefault(peer, Peer())
+        times, _ = record.failed
+        wait = min(self.rules.settle * 2 ** min(times, DOUBLINGS_MAX), self.rules.fetch_again)
+        record.failed = times + 1, now + wait
+
+    def delivers(self, peer: str) -> None:
+        """Record that a peer has delivered what was asked of it."""
+        if peer in self.peers:
+            self.peers[peer].failed = Peer().failed
 
     def has_cost(self, peer: str) -> bool:
         """Whether rounds have lately waited for the peer in vain."""

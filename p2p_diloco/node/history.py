@@ -7,7 +7,7 @@ signatures are left out.
 A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is text in the
 form of gzip, a line of JSON for each record. A record is one of two:
 
-    {"history": 7, ...}    a head: at the beginning of the file, and again whenever something in it has changed
+    {"history": 8, ...}    a head: at the beginning of the file, and again whenever something in it has changed
     [now, event, effects]  `now`: the replica's clock, which is the monotonic clock. A dataclass is the list of its
                            fields (see `forms`), after the name of its kind if it is an event, an effect or a message
 """
@@ -58,7 +58,7 @@ LEVEL = 1
 """zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
 """The settings of a peer that its history records: no address, no path and no invitation."""
-FORM = 7
+FORM = 8
 """The version of this form."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 

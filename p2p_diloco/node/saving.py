@@ -140,7 +140,7 @@ class Saving:
         theta = torch.cat([one.theta for one in work.state.slices])
         outer = [{name: values.clone() for name, values in one.state.items()} for one in work.state.slices]
         known = [
-            (index, digest, Damaged(state.fragment, state.version, (number,)))
+            (index, digest, Damaged(state.fragment, (number,)))
             for state in states
             for number, (index, digest) in enumerate(
                 zip(run.rules.fragments[state.fragment], work.known_digests(state.fragment), strict=False)

@@ -238,7 +238,7 @@ class SliceWork:
         wrong = tuple(n for n in looked if self.state.slices[indices[n]].digest() != digests[n])
         for number in set(looked) - set(wrong):
             self._looked[fragment][number] = time.monotonic()
-        return e.Damaged(fragment, self.versions[fragment], wrong) if wrong else None
+        return e.Damaged(fragment, wrong) if wrong else None
 
     def unseen(self, fragment: int) -> list[int]:
         """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""

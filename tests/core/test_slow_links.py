@@ -79,7 +79,7 @@ def test_who_has_applied_the_commit_whose_means_come_is_of_this_lineage() -> Non
     """C, on a slow link, has A's commit, and not yet its means. Nobody but A tells that version, so A isn't believed;
     but C doesn't go on without it."""
     log = lacking("C", "A", "B", "C", applied_by="A")
-    log.roster.elsewhere.add("A")
+    log.roster.peers["A"].elsewhere = True
     assert claims.able(log, "A")
     log.round.commit = None
     assert not claims.able(log, "A")
@@ -165,7 +165,7 @@ def test_an_author_that_went_to_another_version_is_left_out_at_once() -> None:
     log.round.owners = ("A",) * 3
     leading.close(log, leading.choose(log), 1.0)
     log.roster.summarized("B", Summary(1, "worker", heads=((4, "of C"),), model=ModelVersion(0, 9, 4, "")))
-    log.roster.elsewhere.add("B")
+    log.roster.peers["B"].elsewhere = True
     for now in (2.0, 3.0):
         leading.tick(log, now)
     assert log.round.close is not None

@@ -118,7 +118,7 @@ async def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCa
         await peer.reach(epoch, epoch, flip=epoch in (2, 3))
         if epoch in (1, 3):
             assert saved_in(tmp_path) == ["checkpoint-1"]
-    assert [(damaged.numbers, damaged.version.epoch) for damaged in peer.told] == [((0,), 2), ((0,), 3)]
+    assert [damaged.numbers for damaged in peer.told] == [(0,), (0,)]
     assert saved_in(tmp_path) == ["checkpoint-4"]
     assert caplog.text.count("slices 0 are corrupted in memory") == 1
     await peer.reach(5, 5, finished=True, flip=True)

@@ -282,7 +282,7 @@ def test_memory_is_compared_with_its_digest(caplog: pytest.LogCaptureFixture) ->
     assert made.digest(0) == Digested(0, at(0), tuple(digests(made)))
     assert made.damaged(0) is None
     made.state.slices[2].state["m"].view(torch.int32)[1] ^= 1
-    assert made.damaged(0) == made.damaged(0, (2,)) == Damaged(0, at(0), (2,))
+    assert made.damaged(0) == made.damaged(0, (2,)) == Damaged(0, (2,))
     assert made.damaged(0, (0, 1, 3)) is None
     made.keep(Keep(0, (2,)))
     assert "slices [2] were corrupted in memory, and no peer can repair them" in caplog.text
@@ -305,7 +305,7 @@ def test_memory_is_not_compared_again_at_once(monkeypatch: pytest.MonkeyPatch) -
     now += LOOK_AGAIN_S
     assert made.unseen(0) == list(range(SLICES))
     made.state.slices[2].theta[0] += 1.0
-    assert made.damaged(0) == Damaged(0, at(0), (2,))
+    assert made.damaged(0) == Damaged(0, (2,))
     assert made.unseen(0) == [2]
 
 

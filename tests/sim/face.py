@@ -263,7 +263,7 @@ class Face(Replica):
         store = self.stores[message.fragment]
         laden = replace(message, payload=store.present[message.number])
         wrong = message.number in store.wrong()
-        damage = e.Damaged(message.fragment, message.version, (message.number,)) if wrong else None
+        damage = e.Damaged(message.fragment, (message.number,)) if wrong else None
         return laden, damage
 
     # -- effects
@@ -305,7 +305,7 @@ class Face(Replica):
     def _apply(self, process: Process, work: e.Apply) -> e.Applied:
         commit, world, store = work.commit, process.world, self.stores[work.commit.fragment]
         if wrong := store.wrong():
-            damaged = e.Damaged(commit.fragment, commit.base, wrong)
+            damaged = e.Damaged(commit.fragment, wrong)
             world.later(process, 0.01, damaged)
         new = list(store.present)
         for mean in work.means:
