@@ -151,7 +151,7 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     if log.rules.asynchronous and mine and round.handed[0] and not log.leads:
         log.usual[0].append(now - round.handed[1])
     log.late -= set(commit.choice.late) if commit.choice.by == log.me else set()
-    log.fresh, log.unproven, log.lacking = False, False, set()
+    log.fresh, log.unproven = False, False
     tells = holding.holds(log, commit) if log.rules.asynchronous else []
     # whoever still fetches asks again within `settle`; to others a commit that doesn't name them is of no use
     tells += [Send(peer, commit) for peer, at in sorted(log.followers.items()) if now - at <= 2 * log.rules.settle]

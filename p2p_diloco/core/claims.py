@@ -64,7 +64,7 @@ def present(log: FragmentLog) -> tuple[bool, int, str]:
 
 def target(log: FragmentLog) -> tuple[int, str]:
     """Return (term, peer): who should lead now. The leader while it is able; else the next candidate that is; if none
-    is, the able peer with the lowest id, a reachable one if there is one."""
+    is, the able peer with the lowest id."""
     term, candidates = log.round.term, line(log)
     if able(log, log.round.leader):
         return term, log.round.leader
@@ -72,7 +72,6 @@ def target(log: FragmentLog) -> tuple[int, str]:
         if able(log, candidates[later % len(candidates)]):
             return later, candidates[later % len(candidates)]
     others = [p for p in sorted([*log.roster.holders(), log.me]) if p not in candidates and able(log, p)]
-    others.sort(key=lambda peer: not getattr(log.roster.summary(peer), "eligible", True))
     return (term + len(candidates) + 1, others[0]) if others else (term, log.round.leader)
 
 
@@ -202,7 +201,6 @@ def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[E
 def promise(log: FragmentLog, now: float) -> list[Effect]:
     """Promise the greatest of the claims that were refused, if one may be promised now."""
     due = [(term, peer) for peer, (term, _) in log.round.refused.items() if would_promise(log, peer, term, now)]
-    due = [(term, peer) for term, peer in due if log.roster.holds_state(peer)]
     if not due:
         return []
     yields(log, *max(due, key=lambda claim: rank(log, *claim)))

@@ -201,7 +201,7 @@ class Exchange:
         return effects
 
     def again(self, log: FragmentLog, now: float) -> None:
-        """In asynchronous mode, let the Ready be sent again if there was no answer for long: it may have been lost."""
+        """Asynchronous: let the Ready be sent again if there was no answer for long: it may have been lost."""
         if self.flying and self.fragment == log.fragment and now - self.since >= self.patience:
             self.since, self.patience = now, min(2 * self.patience, self.rules.say_again)
             self.handed.pop(-1, None)

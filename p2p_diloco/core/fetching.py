@@ -404,7 +404,7 @@ class Fetching:
         log = self.logs[head.fragment]
         if log.state is not None and log.relation(head.version) == "fork":
             log.shown, log.misses = {}, {}
-        log.last, log.lacking, log.fresh, log.digests = [], set(), False, {}
+        log.last, log.fresh, log.digests = [], False, {}
         self.damaged.pop(head.fragment, None)
         before, log.unproven = log.round, True
         log.begin(head, now)

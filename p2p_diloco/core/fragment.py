@@ -41,7 +41,6 @@ class FragmentLog:
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
         self.signed: dict[Version, int] = {}  # versions on which this peer led a round, the newest last: its term then
         self.followers: dict[str, float] = {}  # asynchronous: which fetching peers asked for the next commit, and when
-        self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
         self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
         self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove
         # how long it took until half of a round's means were there (asynchronous: until a submission was counted, as

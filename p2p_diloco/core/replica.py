@@ -269,8 +269,6 @@ class Replica:
                 self.fetching.unsent.add((to, message.fragment, getattr(message, "number", HEAD)))
             case m.Ask(fragment, numbers) if not ok and fragment is not None:
                 self.fetching.unasked(to, fragment, numbers, now)
-            case m.Commit() if not ok and message.version == self.logs[message.fragment].version:
-                self.logs[message.fragment].lacking.add(to)
         return []
 
     # -- newer states

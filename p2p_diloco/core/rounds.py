@@ -48,8 +48,6 @@ class Rounds:
 
     def _present(self, log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
         """Handle a message on the present version."""
-        if not isinstance(message, Want):
-            log.followers.pop(sender, None)  # it holds this version, and fetches no longer
         if log.phase is Phase.FINAL:
             return [Complaint(sender, "nothing follows a final state")] if isinstance(message, Commit) else []
         match message:
@@ -127,9 +125,7 @@ class Rounds:
     def begun(self, log: FragmentLog, now: float) -> list[Effect]:
         """Handle what came early for the version that has just been reached."""
         effects: list[Effect] = []
-        order = (Claim, Ready, Slice, Close, Mean, Commit, Lack, Vote, Want)
-        early = sorted(log.take_early(), key=lambda found: order.index(type(found[1])))
-        for sender, message in early:
+        for sender, message in log.take_early():
             effects += self.received(sender, message, now)
         return effects + self.advance(log, now)
 
@@ -151,16 +147,16 @@ class Rounds:
         if log.phase in DEAF:
             return []
         effects = waits.pass_over(log, now)
-        again = sorted(peer for peer in log.lacking if log.roster.live(peer))
-        log.lacking = set()
-        effects += [Send(peer, commit) for peer in again for commit, _ in log.last[-1:]]
         if not log.rules.asynchronous and closing.all_hold(log):  # means are as long as what is sent: free the memory
             log.last = [(commit, ()) for commit, _ in log.last]
         if log.phase is Phase.FINAL:
             return effects
         effects += claims.announce(log)
-        self.exchange.again(log, now)
-        effects += holding.tick(log, now) if log.rules.asynchronous else leading.tick(log, now)
+        if log.rules.asynchronous:
+            self.exchange.again(log, now)
+            effects += holding.tick(log, now)
+        else:
+            effects += leading.tick(log, now)
         return [*effects, *applying.tick(log, now), *self.advance(log, now)]
 
     def lost(self, peer: str, now: float) -> list[Effect]:

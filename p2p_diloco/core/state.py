@@ -93,26 +93,19 @@ def founding(fragment: int, version: Version, founder: str, slices: int) -> Stat
     return State(fragment, version, roll, Plan((founder,), (founder,) * slices, 1), ((0, version.chain),))
 
 
-def settled(state: State, rules: Rules) -> State:
-    """Return a state that no commit has made, with the chain and the plan that its other fields lead to: so every peer
-    that makes it has the same, and others find it sound."""
-    version, epoch, roll = state.version, state.version.epoch, state.roll
-    if not epoch:
-        return founding(state.fragment, version, min(roll), len(rules.fragments[state.fragment]))
-    before = state.links[-2:-1] or ((epoch - 1, version.chain),)
-    chain = _chain(before[-1][1], state, version.generation, version.samples, epoch)
-    links = (*state.links[:-2], *before, (epoch, chain))
-    counted = [peer for peer, member in roll.items() if member.epoch == epoch]
-    leads = tuple(sorted(counted))[:1] if rules.asynchronous else ()
-    plan = plan_after(rules, state.fragment, epoch, roll, counted, 0, leads)
-    return replace(state, version=replace(version, chain=chain), links=links, plan=plan)
-
-
 def founded_by(founder: str, state: State, rules: Rules) -> State:
-    """Return a state as the first one of another run, that of ``founder``: the old run's peers are gone."""
-    roll = {founder: Member(ContributionId(0, 0), state.version.epoch, state.version.epoch)}
-    tables = after(state.tables, (), holders(state.tables), state.version.epoch, recall=0)
-    return settled(replace(state, roll=roll, revision=FOUNDED, tables=tables), rules)
+    """Return a state as the first one of another run, that of ``founder``: the old run's peers are gone. It has the
+    chain and the plan that its other fields lead to, so others find it sound."""
+    version, epoch = state.version, state.version.epoch
+    if not epoch:
+        return founding(state.fragment, version, founder, len(rules.fragments[state.fragment]))
+    roll = {founder: Member(ContributionId(0, 0), epoch, epoch)}
+    tables = after(state.tables, (), holders(state.tables), epoch, recall=0)
+    ours = replace(state, roll=roll, revision=FOUNDED, tables=tables)
+    chain = _chain(state.links[-2][1], ours, version.generation, version.samples, epoch)
+    links = (*state.links[:-1], (epoch, chain))
+    plan = plan_after(rules, state.fragment, epoch, roll, roll, 0, (founder,) if rules.asynchronous else ())
+    return replace(ours, version=replace(version, chain=chain), links=links, plan=plan)
 
 
 def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rules: Rules) -> State:

@@ -24,7 +24,7 @@ from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.state import append, founding, hash_of, is_sound, key_of
 from p2p_diloco.core.version import ModelVersion, Version
-from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, choice_of, keeps, sent, tells
+from tests.core.parts import a_close, a_commit, a_log, a_ready, a_state, asks, blamed, choice_of, keeps, sent, tells
 from tests.core.sabotage import fails_if
 from tests.core.world import LOST, NOTHING, Peer, World, rules
 
@@ -114,13 +114,51 @@ def test_who_restarts_in_the_middle_of_a_round_is_a_newcomer() -> None:
 
 
 @fails_if(claims.would_promise, "if log.leads and log.unproven:", "if False:")
+@fails_if(claims.would_promise, "if log.phase in WORKING and log.leads:", "if False:")
 def test_a_leader_that_was_away_yields() -> None:
-    """It has fetched its state in this round, and others claim: they may have had to go on without it."""
+    """It has fetched its state in this round, and others claim: they may have had to go on without it. It finishes what
+    it has begun."""
     leader, other, _ = a_state(3, "A", "B", "C").plan.succession
     log = a_log(leader, "A", "B", "C")
     assert not claims.would_promise(log, other, 1, 1.0)
     log.unproven = True
     assert claims.would_promise(log, other, 1, 1.0)
+    log.round.phase = Phase.HOLDING
+    assert not claims.would_promise(log, other, 1, 1.0)
+
+
+@fails_if(claims.would_promise, "impatient(log, now) or", "")
+def test_a_claim_is_promised_once_a_round_lasts_far_too_long() -> None:
+    """Two honest views of who is able could else block each other for ever."""
+    leader, other, me = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(me, "A", "B", "C")
+    log.round.opened = 5.0
+    late = 5.0 + log.rules.round_timeout + claims.GRACES * log.grace()
+    assert claims.able(log, leader)
+    assert not claims.would_promise(log, other, 1, late)
+    assert claims.would_promise(log, other, 1, late + 1)
+
+
+@fails_if(claims.missing, "(*live, *unmet)", "live")
+@fails_if(claims.missing, "if log.is_here(peer)", "")
+def test_a_claim_needs_the_promises_of_its_lineage_and_of_candidates_that_were_not_met_yet() -> None:
+    """One of them may have promised another claim. Who is on another lineage has nothing to promise."""
+    log = a_log("A", "A", "B", "C")
+    log.round.promised, log.roster.peers["C"].summary = set(), None
+    log.roster.name("C")
+    assert claims.missing(log) == ["B", "C"]
+    tells(log, "B", 3, "another")
+    assert claims.missing(log) == ["C"]
+
+
+@fails_if(Rounds._present, "if log.phase is Phase.FINAL:", "if False:")
+def test_nothing_follows_a_final_state() -> None:
+    log = a_log("A", "A", "B", "C", of=rules(stop_after_epochs=3))
+    commit = a_commit(log, choice_of(log.held, "A", "B", "C", by="A"), "A")
+    for sender, message, said in (("A", commit, ["A"]), ("B", a_ready(log.held), [])):
+        assert blamed(Rounds([log], Exchange("A", log.rules, [log], 1)).received(sender, message, 1.0)) == said
+    assert log.round.commit is None
+    assert not log.round.readys
 
 
 def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
@@ -171,6 +209,9 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     log.roster.heard("E")
     tells(log, "E", 3, log.held.version.chain)
     assert claims.would_promise(log, "E", 2, 1.0)
+    assert claims.target(log) == (2, "D")
+    log.round.passed.add("D")
+    assert claims.target(log) == (2, "E")
     log.round.term, log.round.leader, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
     vote = msg.Vote(0, log.held.version, 0, "A")
     claims.voted(log, "A", vote)
