@@ -40,10 +40,7 @@ class Peer:
     grant: str = ""  # by which it is in a private run
     since: float = float("-inf")  # when it showed its grant
     doubt: tuple[int, float] = (0, float("-inf"))  # how often fetching what it told was in vain; doubted until
-    failed: tuple[int, float] = (
-        0,
-        float("-inf"),
-    )  # how often it didn't deliver; until when others come first
+    failed: tuple[int, float] = (0, float("-inf"))  # how often it didn't deliver; others come first until
     elsewhere: bool = False  # it told another lineage, or a newer state that is not believed, when it was last asked
     noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
 
