@@ -14,7 +14,7 @@ Standard library only; no clock, no randomness, no I/O, no logging.
     owning                  the owner of slices
     claims, waits           who may write a commit; live peers that are waited for too long
     applying, admission     from a commit to the next state; what a contribution and a commit may say
-    plan, election          who leads and owns; the same in asynchronous mode
+    plan                    who leads and owns; the election of the asynchronous mode
     holding                 asynchronous mode
     lineage, fetching       whom to believe about newer states; how they come
     digests                 damaged memory

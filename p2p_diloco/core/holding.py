@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from . import applying, claims, closing, owning
 from .admission import countable, is_counted, may_be_gone, unfit
-from .election import elected, hands_over, may_stay, succession, worth_a_commit
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
 from .messages import Choice, Claim, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
+from .plan import elected, hands_over, may_stay, succession, worth_a_commit
 from .round import Phase, Round
 from .state import commit_of, key_of
 from .version import Version

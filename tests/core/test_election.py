@@ -9,7 +9,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.core.election import assign, rank, without
+from p2p_diloco.core.plan import assign, rank, without
 
 NAMES = tuple(f"peer{i}" for i in range(12))
 MEMBERS = st.sets(st.sampled_from(NAMES), min_size=1).map(tuple)

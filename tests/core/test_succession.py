@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.election import elected, hands_over, may_stay, succession, worth_a_commit
+from p2p_diloco.core.plan import elected, hands_over, may_stay, succession, worth_a_commit
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:

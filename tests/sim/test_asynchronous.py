@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core import holding
-from p2p_diloco.core.election import elected
+from p2p_diloco.core.plan import elected
 from p2p_diloco.core.round import Phase
 from tests.sim import invariants
 from tests.sim.model import Violation
