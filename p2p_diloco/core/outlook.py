@@ -71,6 +71,9 @@ def _lacks(log: FragmentLog, number: int) -> bool:
 def _waiting_for_a_state(replica: Replica, fetched: list[FragmentLog]) -> str:
     fetches = [fetch for log in fetched if (fetch := replica.fetching.fetches.get(log.fragment)) is not None]
     donors = sorted({donor for fetch in fetches for donor in fetch.donors})
+    if not donors and (asked := replica.roster.holders()):
+        back = "one that is back from a checkpoint first waits for the others (restart_wait)"
+        return f"asking {', '.join(asked)} for the state of the run; {back}"
     if not donors:
         return "waiting for a peer that holds the state of the run"
     slices, got = sum(log.slices for log in replica.logs), sum(len(fetch.staged) for fetch in fetches)

@@ -94,7 +94,9 @@ class Beginning:
             await self.until_it_has_a_state(ending, tell)
             if not group:
                 return
-            await until_the_others_are_back(replica, group, local.restart_wait, ending.goes_on, tell)
+            wait_s, named = local.restart_wait, self._common.event_log.named
+            if missing := await until_the_others_are_back(replica, group, wait_s, ending.goes_on, tell):
+                log.warning("restart_wait=%g s have passed: going on without %s", wait_s, named(missing))
             if not await ending.look():
                 return
 
@@ -186,10 +188,10 @@ async def until_the_others_are_back(
     wait_s: float,
     goes_on: GoesOn,
     tell: Callable[[str], None],
-) -> None:
+) -> str:
     """Wait, for at most `wait_s`, until at least as many peers are live as were in `group` (whom the last commits
-    count), and no live peer lacks a state or holds a higher one than this peer. If the run is going on without this
-    peer, return at once, unless a live peer's state is of a newer generation.
+    count), and no live peer holds a higher state than this peer. If the run is going on without this peer, return at
+    once, unless a live peer's state is of a newer generation. Returns what is still missing then; empty if nothing is.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """
@@ -197,11 +199,10 @@ async def until_the_others_are_back(
     give_up_at = loop.time() + wait_s
     while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
         if await goes_on.look() and not _outlived(replica):
-            return
+            return ""
         tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
-    if missing and not replica.finished:
-        log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
+    return "" if replica.finished else missing
 
 
 def _outlived(replica: Replica) -> bool:
@@ -212,14 +213,15 @@ def _outlived(replica: Replica) -> bool:
 
 
 def _missing(replica: Replica, group: Collection[str]) -> str:
-    """Name what this peer still waits for: peers that are not back, or else peers whose state is missing or higher than
-    this peer's. Empty if there is nothing to wait for."""
+    """Name what this peer still waits for: peers that are not back, or else peers whose state is higher than this
+    peer's. Empty if there is nothing to wait for. A newcomer, which has no state, is nobody that was waited for."""
     alive, mine = replica.roster.alive(), replica.roster.mine.model
-    if (count := len(group) - 1 - len(alive)) > 0:
+    back = {*replica.roster.holders(), *group} & {*alive}  # who comes back may have another id now, or a new disk
+    if (count := len(group) - 1 - len(back)) > 0:
         gone = ", ".join(sorted(set(group) - {replica.me, *alive}))
         return f"{count} of the {len(group)} peers of the last round ({gone})"
     summaries = replica.roster.summaries().items()
-    others = ", ".join(peer for peer, summary in summaries if summary.model > mine or not summary.epochs)
+    others = ", ".join(peer for peer, summary in summaries if summary.model > mine)
     return f"the state of {others}" if others else ""
 
 

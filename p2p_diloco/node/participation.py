@@ -141,10 +141,10 @@ class Participation:
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
+        for event in self._beginning.events:  # before any message: who is back from a checkpoint is no newcomer
+            self._events.post(event)
         self._common.inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits)
         await self._ending.begin(TELL_S)
-        for event in self._beginning.events:
-            self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
         consuming = asyncio.create_task(self._node.consume())
         beside = (

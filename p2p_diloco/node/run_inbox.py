@@ -71,6 +71,10 @@ class RunInbox(Handler):
             self._take(sender, message, payload)
             return
         if isinstance(message, m.Ask):
+            replica = self._node.replica
+            waits = self._trainer.ready_at is None and not replica.finished
+            if waits and message.fragment is None and not replica.roster.holds_state(sender):
+                return  # others may come back with more: a newcomer would train on what this peer has, and they lose it
             part = len(message.numbers) / self._run.rules.slices
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):

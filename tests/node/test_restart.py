@@ -18,7 +18,7 @@ from p2p_diloco.node import beginning
 from p2p_diloco.node.beginning import counted_last
 from p2p_diloco.node.run_end import GoesOn
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.node.conftest import QUICK, MemoryPeer, exchange
 from tests.node.headers_world import Run, ready
 
@@ -61,6 +61,22 @@ async def test_the_greatest_version_wins_though_its_disk_comes_late(tmp_path: Pa
 
 
 @awaited
+async def test_a_newcomer_beside_an_old_disk_ends_no_wait(tmp_path: Path) -> None:
+    """A newcomer is none of those that are waited for, and gets no state to train on before they are there."""
+    last = await cut(tmp_path, heartbeat_timeout=5.0)
+    network = MemoryNetwork()
+    b, newcomer = MemoryPeer(network, "b", **disk(tmp_path, "b")), MemoryPeer(network, "n")
+    entering = [asyncio.create_task(b.enter())]
+    await until(lambda: "r/config" in network.records)
+    entering.append(asyncio.create_task(newcomer.enter()))
+    await until(lambda: any("restart_wait" in message.get("text", "") for message in newcomer.said))
+    assert not any(task.done() for task in entering)
+    a = MemoryPeer(network, "a", **disk(tmp_path, "a"))
+    await asyncio.gather(a.enter(), *entering)
+    assert a.memory.theta.tolist() == b.memory.theta.tolist() == newcomer.memory.theta.tolist() == last
+
+
+@awaited
 async def test_waiting_for_the_others_has_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After `restart_wait` training goes on with whoever is there, and the log says who was missing."""
     await cut(tmp_path)
@@ -78,7 +94,7 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
     of this generation."""
     monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.0)
     mine, theirs = (SimpleNamespace(model=ModelVersion(g, 1), epochs=(1,)) for g in (0, generation))
-    roster = SimpleNamespace(alive=lambda: ["b"], mine=mine, summaries=lambda: {"b": theirs})
+    roster = SimpleNamespace(alive=lambda: ["b"], holders=lambda: ["b"], mine=mine, summaries=lambda: {"b": theirs})
     replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
     looks, over = iter(training), asyncio.Event()
 
