@@ -10,10 +10,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 from typer import Argument, Option
@@ -25,10 +25,11 @@ from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
 from p2p_diloco.interrupts import run
 
 if TYPE_CHECKING:
-    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.certificates import Grant, RunKey
     from p2p_diloco.net.interface import Records
     from p2p_diloco.net.invitation import Invitation
     from p2p_diloco.net.invited import Entry, Issued
+    from p2p_diloco.net.membership import SealedRecords
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def kick(
     """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
 
     Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
-    the peer of that name has come, if no other peer uses it.
+    the peer of that name has come, if no other peer uses it. Says whom it puts out.
     """
     made = _put_out_and_tell(name, key or only_key(), flags, as_json=as_json)
     if made.others:
@@ -121,10 +122,9 @@ def kick(
 
 
 class PutOut(NamedTuple):
-    """What was revoked: the invitation `name`, with the `ids` of its grants. `others`: the names of invitations with
-    which its holders may come back."""
+    """What was revoked: grants with these `ids`. `others`: the names of invitations with which their holders may come
+    back."""
 
-    name: str
     ids: list[bytes]
     told: str
     others: str
@@ -145,17 +145,23 @@ async def put_out(name: str, key_file: Path, addresses: Sequence[str]) -> PutOut
     invitation beside the key."""
     from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.invited import Issued, founders_own
-    from p2p_diloco.observe.snapshot import observer
+    from p2p_diloco.node.records import BOARD
+    from p2p_diloco.observe.snapshot import look, named, observer
 
     key, shared, issued = RunKey.load(key_file), shared_invitation(key_file), Issued.beside(key_file)
-    own = founders_own(shared.run_id, key)
+    own, run_id = founders_own(shared.run_id, key), shared.run_id
     async with observer(addresses or shared.addresses, own) as dht:
-        if not _grants(issued, name):
-            name = await _invitation_of(dht, shared.run_id, name, issued)
-        ids = _grants(issued, name)
+        there = {peer.peer_id: peer for peer in (await look(dht, run_id)).peers if not peer.gone}
+        used: dict[str, Grant] = {}
+        for place in sorted({BOARD.key(run_id, peer) for peer in there}):
+            used |= await cast("SealedRecords", dht).grants(place)
+        came = {peer: (named(status), used[peer]) for peer, status in there.items() if peer in used}
+        meant = {peer: grant for peer, (_, grant) in came.items() if name in (peer, there[peer].name)}
+        ids = _grants(issued, name) or _came_with(name, meant, came, issued)
         banned = await _revoke(dht, own, key, issued, ids)
-    told = f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
-    return PutOut(name, ids, told, _other_ways_in(issued, name))
+    out = ", ".join(sorted(who for who, grant in came.values() if grant.id in ids)) or "nobody who is there now"
+    told = f"revoked {name}: the members of {run_id} put out {out} within seconds ({banned} revoked in all)"
+    return PutOut(ids, told, _other_ways_in(issued, ids))
 
 
 def _grants(issued: Issued, name: str) -> list[bytes]:
@@ -174,45 +180,34 @@ def _checked(issued: Issued, name: str) -> None:
         raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
 
 
-async def _invitation_of(dht: Records, run_id: str, name: str, issued: Issued) -> str:
-    """The name of the invitation with which the peer came that `status` shows under this name, or this id. Such a peer
-    has come with an invitation that any peer may use; there must be one such invitation, and no other peer that uses
-    it.
+def _came_with(
+    name: str, meant: Mapping[str, Grant], came: Mapping[str, tuple[str, Grant]], issued: Issued
+) -> list[bytes]:
+    """The ids of the grants by which the peers came that are `meant` by a name in `status`, or by an id. `came`: by
+    peer, how others name it, and its grant.
 
     Raises:
-        UsageError: there is no such peer, or which invitation it used is uncertain, or others use it, too.
+        UsageError: there is no such peer, it needs no invitation, or others have come with the same one.
     """
-    from p2p_diloco.observe.snapshot import look, run_record
+    from p2p_diloco.net.invited import FOUNDER
 
-    seen, record = await look(dht, run_id), await run_record(dht, run_id)
-    peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
-    meant = [peer for peer in peers if name in (peer.name, peer.peer_id)]
     if not meant:
         _checked(issued, name)  # raises UsageError
-    if all(peer.peer_id == founder for peer in meant):
+    ids = sorted({grant.id for grant in meant.values() if grant.name != FOUNDER})
+    if not ids:
         wrong, mend = "has founded the run with its key, so it needs no invitation", "end its program, or the whole run"
         raise UsageError(wrong, key="NAME", value=name, mend=f"{mend} with `p2p-diloco stop`")
-    roles = {"worker", *(peer.role for peer in meant)}
-    open_ones = sorted({each.name for each in issued.entries if each.role in roles and _lets_anyone_in(each)})
-    others = [p for p in peers if name not in (p.name, p.peer_id) and p.peer_id != founder]
-    others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
-    if len(open_ones) == 1 and not others:
-        return open_ones[0]
-    if not open_ones:
-        wrong = f"has come with an invitation that isn't in {issued.path.name}"
-        mend = "revoke it by the id of its grant, which the `Granted` lines in any member's history have"
+    if others := sorted(who for peer, (who, grant) in came.items() if grant.id in ids and peer not in meant):
+        which = ", ".join(f"{grant.name} (its grant's id: {grant.id.hex()})" for grant in {*meant.values()})
+        wrong = f"has come with the invitation {which}, as have {', '.join(others)}"
+        mend = "put all of them out with `p2p-diloco revoke ID`, and give those who stay one each (p2p-diloco invite)"
         raise UsageError(wrong, key="NAME", value=name, mend=mend)
-    wrong = f"has come with one of these invitations: {', '.join(open_ones)}"
-    if others:
-        wrong += f"; these peers may have, too: {', '.join(sorted(peer.name for peer in others))}"
-    mend = "put out all that use one with `p2p-diloco revoke`, and give those who stay one each (p2p-diloco invite)"
-    raise UsageError(wrong, key="NAME", value=name, mend=mend)
+    return ids
 
 
-def _other_ways_in(issued: Issued, name: str) -> str:
-    """The names of the valid invitations that any peer may use, without `name`'s own."""
-    names = {name, *(entry.name for entry in issued.entries if entry.peer == name)}
-    return ", ".join(sorted({e.name for e in issued.entries if _lets_anyone_in(e) and e.name not in names}))
+def _other_ways_in(issued: Issued, ids: Collection[bytes]) -> str:
+    """The names of the valid invitations that any peer may use, without those with these `ids`."""
+    return ", ".join(sorted({e.name for e in issued.entries if _lets_anyone_in(e) and bytes.fromhex(e.id) not in ids}))
 
 
 def _lets_anyone_in(entry: Entry) -> bool:

@@ -287,6 +287,7 @@ class DirectChannel:
         way.failures += 1
         wait_s = min(RETRY_S * 2 ** (way.failures - 1), RETRY_S_MAX)
         way.retry_at = now + wait_s
+        why = "; ".join(dict.fromkeys(why.replace(f"{peer}: ", "").split("; ")))  # each part of it names the peer
         level = logging.INFO if way.failures == 1 else logging.DEBUG
         log.log(level, "payloads to %s go over libp2p for the next %.0f s: %s", peer, wait_s, why)
 

@@ -78,8 +78,8 @@ class Invitation:
             raise ConfigError("is of another version", key="invite", value=content.get("version"), mend=mend)
         try:
             return cls._checked(content)
-        except Exception as error:  # the parsers raise exceptions of many kinds
-            wrong = f"is damaged or was changed ({error})"
+        except Exception:  # the parsers raise exceptions of many kinds, which say nothing to a user
+            wrong = "is damaged or was changed"
             raise ConfigError(wrong, key="invite", value=_short(text), mend="ask for the file again") from None
 
     @classmethod

@@ -33,8 +33,9 @@ _NEVER = 2**53 - 1
 log = logging.getLogger(__name__)
 
 
-def read_invitation(local: PeerConfig) -> Invitation:
-    """The invitation that the setting `invite` names.
+def read_invitation(local: PeerConfig, *, warns: bool = False) -> Invitation:
+    """The invitation that the setting `invite` names. `warns`: of other users that can read it; of the programs that
+    read it one after the other, one does.
 
     Raises:
         ConfigError: there is none, or it can't be read.
@@ -44,7 +45,7 @@ def read_invitation(local: PeerConfig) -> Invitation:
         return Invitation.unpack(given)
     path = Path(given).expanduser()
     text = read(path, key="invite")
-    if open_to_others(path):
+    if warns and open_to_others(path):
         log.warning("%s is a secret that other users of this machine can read; run: chmod 600 %s", path, path)
     try:
         return Invitation.unpack(text)

@@ -154,10 +154,14 @@ class SealedRecords:
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         newest: dict[str, tuple[bytes, float]] = {}
-        for _, subkey, value, until in await self._opened(self.membership.hidden(key)):
+        for _, _, subkey, value, until in await self._opened(self.membership.hidden(key)):
             if until > newest.get(subkey, (b"", 0.0))[1]:
                 newest[subkey] = value, until
         return newest
+
+    async def grants(self, key: str) -> dict[str, Grant]:
+        """By peer, the grant by which it is a member, as the records that it has stored under this key prove."""
+        return {owner: grant for owner, grant, *_ in await self._opened(self.membership.hidden(key))}
 
     def sign(self, kind: bytes, statement: bytes) -> str:
         return self._dht.sign(kind, statement)
@@ -165,21 +169,21 @@ class SealedRecords:
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         return self._dht.signed_by(peer, proof, kind, statement)
 
-    async def _opened(self, hidden: str) -> list[tuple[str, str, bytes, float]]:
-        """The records that members have sealed, as (owner, subkey, value, expiration). A copy of a record that another
-        peer owns is left out: the copy's owner could have written anything into it."""
+    async def _opened(self, hidden: str) -> list[tuple[str, Grant, str, bytes, float]]:
+        """The records that members have sealed, as (owner, its grant, subkey, value, expiration). A copy of a record
+        that another peer owns is left out: the copy's owner could have written anything into it."""
         opened = []
         for turn, (name, (sealed, until)) in enumerate((await self._dht.fetch(hidden)).items(), start=1):
             owner, _, copied = name.partition(_COPY)
             owner = owner.partition("/")[0]
-            if (value := self._content(owner, _place(hidden, name), sealed)) is not None and not _owned(copied):
-                opened.append((owner, copied or name, value, until))
+            if (found := self._content(owner, _place(hidden, name), sealed)) is not None and not _owned(copied):
+                opened.append((owner, found[0], copied or name, found[1], until))
             if turn % 16 == 0:
                 await asyncio.sleep(0)  # there may be many, and a chain that is new takes a millisecond to check
         return opened
 
-    def _content(self, owner: str, place: bytes, sealed: bytes) -> bytes | None:
-        """The value that a record holds; None if its owner isn't a member that may store records."""
+    def _content(self, owner: str, place: bytes, sealed: bytes) -> tuple[Grant, bytes] | None:
+        """The owner's grant, and the value that its record holds; None if it isn't a member that may store records."""
         content = self.membership.open(place, sealed)
         if content is None:
             return None
@@ -189,7 +193,7 @@ class SealedRecords:
             member = self.membership.admit(owner, granted + leaf, self._clock())
         except Stranger:
             return None
-        return None if member.role == "observer" else value
+        return None if member.role == "observer" else (member, value)
 
     async def _others_keep(self, hidden: str, subkey: str, ttl_s: float) -> bool:
         """Whether at least `COPIES` other members keep copies of this record that live for half of `ttl_s` or
@@ -199,7 +203,7 @@ class SealedRecords:
             found = await self._opened(hidden)
         except Unreachable:
             return False
-        kept = [owner for owner, name, _, until in found if name == subkey and until >= late]
+        kept = [owner for owner, _, name, _, until in found if name == subkey and until >= late]
         return len(set(kept) - {self.peer_id}) >= COPIES
 
 

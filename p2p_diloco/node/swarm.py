@@ -55,7 +55,7 @@ async def entered(setup: Setup, tell: Callable[[str], None]) -> AsyncIterator[Sw
     local, inbox, dead = setup.local, Inbox(), asyncio.get_running_loop().create_future()
     invitation = key = revoked = None
     if local.invite is not None:
-        invitation = invited.read_invitation(local)
+        invitation = invited.read_invitation(local, warns=True)
         if (key := invited.key_of(local, invitation)) is not None:
             invitation = invited.founders_own(local.run_id, key)
             revoked = invited.revocations_of(local, local.run_id, key)
@@ -70,7 +70,8 @@ async def entered(setup: Setup, tell: Callable[[str], None]) -> AsyncIterator[Sw
             stays = local.identity_path is not None and not transport.reach.private
             own = transport.addresses() if stays or not local.initial_peers else ()
             invited.write_files(local.run_id, key, invited_through(local.initial_peers, own))
-        transport.tell_reach()  # only of the transport that is kept
+        if local.role != "observer":  # which nobody dials
+            transport.tell_reach()  # only of the transport that is kept
         inbox.knows(transport)
         if (member := transport.membership) is not None and revoked is not None:
             member.revoke(revoked)

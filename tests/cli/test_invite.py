@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -97,19 +98,36 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert len(Issued.beside(folder / "r.key").entries) == 1
 
 
-def revocations(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The grants that commands revoke from now on, without a network."""
+class Used(NamedTuple):
+    """A grant, as far as `kick` reads it."""
+
+    id: bytes
+    name: str
+
+
+def revocations(monkeypatch: pytest.MonkeyPatch, *peers: tuple[str, str, str]) -> list[bytes]:
+    """The grants that commands revoke from now on, without a network, in a run of these peers: (name, id, the name of
+    its invitation, or else of a grant that no list has)."""
     revoked: list[bytes] = []
 
+    async def look(*_: object) -> Snapshot:
+        return seen(*((name, peer) for name, peer, _ in peers))
+
+    async def grants(_: str) -> dict[str, Used]:
+        issued = Issued.beside(Path("r.key"))
+        ids = {peer: [*issued.ids_of(by), by.encode()][0] for _, peer, by in peers}
+        return {peer: Used(ids[peer], by) for _, peer, by in peers}
+
     @contextlib.asynccontextmanager
-    async def observer(*_: object) -> AsyncIterator[None]:
-        yield
+    async def observer(*_: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(grants=grants)
 
     async def revoke(dht: object, own: object, key: object, issued: object, ids: Sequence[bytes]) -> int:
         revoked.extend(ids)
         return len(revoked)
 
     monkeypatch.setattr("p2p_diloco.observe.snapshot.observer", observer)
+    monkeypatch.setattr("p2p_diloco.observe.snapshot.look", look)
     monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
     monkeypatch.setattr(module, "_revoke", revoke)
     return revoked
@@ -134,61 +152,51 @@ def seen(*peers: tuple[str, str]) -> Snapshot:
     return snapshot("r", None, told, time.time())
 
 
+ALICE, BOB = ("alice", "a-id", "founder"), ("bob", "b-id", "shared")
+
+
 @pytest.mark.parametrize(
     ("peers", "sentence"),
     [
-        ([("alice", "a-id"), ("bob", "b-id")], ""),
-        ([("alice", "a-id"), ("bob", "b-id"), ("carol", "c-id")], ""),  # carol has an invitation of her own
-        ([("alice", "a-id"), ("bob", "b-id"), ("dan", "d-id")], "these peers may have, too: dan"),
-        ([("alice", "a-id"), ("dan", "d-id")], "NAME=bob is no invitation that this key has issued"),
-        ([("bob", "a-id"), ("dan", "d-id")], "NAME=bob has founded the run with its key, so it needs no invitation"),
+        ([ALICE, BOB], ""),
+        ([ALICE, BOB, ("carol", "c-id", "carol")], ""),
+        ([ALICE, BOB, ("dan", "d-id", "shared")], "(its grant's id: {shared}), as have dan (…d-id); put all of them"),
+        ([ALICE, ("dan", "d-id", "shared")], "NAME=bob is no invitation that this key has issued"),
+        ([("bob", "a-id", "founder"), BOB], ""),
+        ([("bob", "a-id", "founder")], "NAME=bob has founded the run with its key, so it needs no invitation"),
     ],
 )
 def test_a_peer_is_kicked_by_the_name_that_status_shows(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    peers: list[tuple[str, str]],
+    peers: list[tuple[str, str, str]],
     sentence: str,
 ) -> None:
-    """Bob has come with the founder's invitation for all. It is revoked if no other peer but the founder may have come
-    with it; else a sentence names those peers. An observer's invitation can't be the one, and the founder needs none.
-    """
+    """Bob has come with the founder's invitation for all, as its record proves. That is revoked if no other peer has
+    come with it; else a sentence names those peers. The founder needs none."""
     assert call("invite", "--name", "carol", "--peer", PEER) == 0
-    assert call("invite", "--name", "reader", "--role", "observer") == 0
-
-    async def look(*_: object) -> Snapshot:
-        return seen(*peers)
-
-    async def record(*_: object) -> SimpleNamespace:
-        return SimpleNamespace(founder="a-id")
-
-    for name, value in (("look", look), ("run_record", record)):
-        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
-    revoked = revocations(monkeypatch)
+    revoked = revocations(monkeypatch, *peers)
+    shared = Issued.beside(folder / "r.key").ids_of("shared")
     assert call("kick", "bob") == (2 if sentence else 0)
-    assert revoked == ([] if sentence else Issued.beside(folder / "r.key").ids_of("shared"))
-    assert sentence in capsys.readouterr().err
+    assert revoked == ([] if sentence else shared)
+    said = capsys.readouterr()
+    assert sentence.format(shared=shared[0].hex()) in " ".join(said.err.split())
+    assert ("the members of r put out bob (…b-id) within seconds" in said.out) == (not sentence)
 
 
-def test_whom_the_list_does_not_name_is_kicked_by_a_grants_id(
+def test_whom_the_list_does_not_name_is_kicked_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where only a copy of the key is left, the founder's list is empty."""
+    """Where only a copy of the key is left, the founder's list is empty, or has later invitations alone: no other one
+    is revoked in the place of the peer's own."""
     (folder / "r.issued").unlink()
-
-    async def look(*_: object) -> Snapshot:
-        return seen(("bob", "b-id"))
-
-    async def record(*_: object) -> None:
-        return None
-
-    for name, value in (("look", look), ("run_record", record)):
-        monkeypatch.setattr(f"p2p_diloco.observe.snapshot.{name}", value)
-    assert revocations(monkeypatch) == []
-    assert call("kick", "bob") == 2
-    assert "NAME=bob has come with an invitation that isn't in r.issued; revoke it by the id" in capsys.readouterr().err
-    assert call("revoke", "0123456789abcdef", "--initial-peers", FAR) == 0
+    assert call("invite", "--name", "later") == 0
+    revoked = revocations(monkeypatch, ("bob", "b-id", "lost"))
+    assert call("kick", "bob") == 0
+    assert call("revoke", "later", "--initial-peers", FAR) == 0
+    assert revoked == [b"lost", *Issued.beside(folder / "r.key").ids_of("later")]
+    assert "revoked later: the members of r put out nobody who is there now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [[], ["--", "true"]])

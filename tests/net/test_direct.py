@@ -197,18 +197,23 @@ async def test_a_mute_address_delays_one_payload_briefly(start: Start, monkeypat
 
 
 @plays(run)
-async def test_each_failure_doubles_the_wait(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a limit. Several failures at the same time count as one."""
+async def test_each_failure_doubles_the_wait(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to a limit. Several failures at the same time count as one. The log has the first one, and names the peer and
+    each reason once."""
+    caplog.set_level("INFO")
     a = start("a")
     now = 1000.0
     monkeypatch.setattr(a.direct, "_clock", lambda: now)
     way, waits = a.direct._way("b"), []
     for _ in range(7):
-        a.direct.failed("b", "why")
+        a.direct.failed("b", "b: b: why; b: why; b: how")
         a.direct.failed("b", "why")
         waits.append(way.retry_at - now)
         now = way.retry_at
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+    assert "payloads to b go over libp2p for the next 30 s: why; how" in caplog.messages
 
 
 # -- connections that break, stand still or are closed while payloads are under way

@@ -76,7 +76,9 @@ def test_an_invitation_gives_addresses_and_a_name(key: RunKey, folder: Path, cap
     assert with_invitation(PeerConfig(invite="r.invite")).name is None
     assert not caplog.text
     (folder / "r.invite").chmod(0o644)
-    read_invitation(PeerConfig(invite="r.invite"))
+    with_invitation(PeerConfig(invite="r.invite"))  # by `join` and by its command
+    assert not caplog.text
+    read_invitation(PeerConfig(invite="r.invite"), warns=True)  # by the node
     assert "chmod 600" in caplog.text
 
     # An invitation in this folder is used. By its run's name, for a run that other machines can reach: so a

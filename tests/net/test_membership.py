@@ -101,7 +101,7 @@ def test_a_changed_invitation_is_refused(key: str) -> None:
     content = json.loads(GIVEN.pack())
     without = {other: value for other, value in content.items() if other != key}
     for changed in (without, *({**content, key: value} for value in (None, 1, "", "AAA=", ["x"], {}))):
-        with pytest.raises(ConfigError, match="is damaged or was changed"):
+        with pytest.raises(ConfigError, match="is damaged or was changed; ask for the file again"):
             Invitation.unpack(json.dumps(changed))
     with pytest.raises(ConfigError, match="invite=3 is of another version; ask the run's founder"):
         Invitation.unpack(json.dumps({**content, "version": 3}))
@@ -181,6 +181,8 @@ async def test_what_strangers_store_is_left_out() -> None:
                 await eve.store(other, subkey, value, 3000.0, owned=owned)
     assert [value for value, _ in (await bob.fetch("main/config")).values()] == [b"true"]
     assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {ALICE: b"true"}
+    granted = {peer: grant.id for peer, grant in (await bob.grants("main/peers/0")).items()}
+    assert granted == {ALICE: swarm.memberships[ALICE].own.id}
 
 
 @awaited
