@@ -21,7 +21,7 @@ CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""
 SHOWN = 0.05
 """A part of a chain of causes is not told if it took a smaller share of the round's time than this."""
-INNER = "'s inner steps"
+INNER, UNTIL = "'s inner steps", "until {} may train"
 WORK = {
     e.Averaged: "{} computes a mean", e.Applied: "{}'s outer step", e.Filled: "{} loads a state",
     e.Rolled: "{} loads a state", e.Contribute: "{} encodes", e.Merge: "{}" + INNER,
@@ -114,20 +114,23 @@ def _causes(entries: Sequence[Entry]) -> Iterator[tuple[int, str]]:
     a chain of causes begins here."""
     commits = [effect.commit for entry in entries for effect in entry.effects if isinstance(effect, e.Apply)]
     counted = {it.version.chain: [peer for peer, ready in it.choice.entries if ready.weight] for it in commits}
+    starts = {at for at, entry in enumerate(entries) if any(isinstance(effect, e.Start) for effect in entry.effects)}
     last: dict[Hashable, int] = {}  # by what entries have asked for or begun: the last such entry
     for at, entry in enumerate(entries):
         me = entry.peer
         match entry.what:
             case str() if entry.what in CRASHED:
                 yield -1, f"before the death of {me}"
-            case _ if any(isinstance(effect, e.Start) for effect in entry.effects):
-                yield -1, f"until {me} may train"
+            case _ if at in starts:
+                yield -1, UNTIL.format(me)
             case e.Received(sender, message) if (sent := (sender, me, key_of(message))) in last:
                 yield last[sent], f"{sender}'s {type(message).__name__} travels to {me}"
             case e.Broke(peer) | e.SendFailed(peer, _, True) if last.get((peer, DIED), -1) > last.get(peer, -1):
                 yield last[peer, DIED], f"{me} notices the death of {peer}"
             case e.Averaged() | e.Applied() | e.Filled() | e.Rolled() as done:
                 yield last.get((me, _place(done)), -1), WORK[type(done)].format(me)
+            case e.Merge() if (at_start := last.get((me, "trainer"), -1)) in starts:
+                yield at_start, UNTIL.format(me)  # it held a state, and waited for others (restart_wait)
             case e.Contribute() | e.Merge():
                 yield last.get((me, "trainer"), -1), WORK[type(entry.what)].format(me)
             case e.Pause(paused):

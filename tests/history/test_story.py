@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Note, Send, Start, Wakeup
+from p2p_diloco.core.events import Accept, Load, Merge, Note, Send, Start, Wakeup
 from p2p_diloco.core.messages import Ready
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.history import story
 from p2p_diloco.history.order import DIED, ordered
 from p2p_diloco.history.reading import Entry, tell
-from p2p_diloco.history.rounds import Round
+from p2p_diloco.history.rounds import Round, _causes
 from p2p_diloco.history.story import LINES_MAX, Story
 from tests.history.recorded import CALM, RecordedWorld
 from tests.sim.check import check as play
@@ -85,6 +85,16 @@ def test_a_round_that_waits_for_a_newcomer_names_it() -> None:
     world = Calm()
     world.join("p1", 6.0)
     assert "until p1 may train" in after(world, 12.0)
+
+
+def test_a_wait_for_peers_that_come_back_is_no_inner_steps() -> None:
+    """A peer that starts from a checkpoint holds a state at once, but may train only after `restart_wait`."""
+    entries = [
+        Entry(0.0, "b", Wakeup(), (Start(),)),
+        Entry(30.0, "b", Merge(), (Load((), 0),)),
+        Entry(31.0, "b", Merge()),
+    ]
+    assert [text for _, text in _causes(entries)] == [*["until b may train"] * 2, "b's inner steps"]
 
 
 def test_a_newcomer_makes_no_round_slow() -> None:
