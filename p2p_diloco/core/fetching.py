@@ -103,6 +103,11 @@ class Fetching:
         """When there were last more slices here than before; long ago, if none has come."""
         return max((fetch.most[1] for fetch in self.fetches.values()), default=float("-inf"))
 
+    @property
+    def rounds_since(self) -> int:
+        """How many rounds are known to have ended since the first head came of a state that is on its way."""
+        return max((len(fetch.path) for fetch in self.fetches.values() if not fetch.repair), default=0)
+
     def repaired(self, fragment: int) -> tuple[int, ...]:
         """Return the slices of this fragment that are damaged here: they are sent once they are replaced."""
         return self.damaged.get(fragment, ())

@@ -72,14 +72,16 @@ def _waiting_for_a_state(replica: Replica, fetched: list[FragmentLog]) -> str:
     fetches = [fetch for log in fetched if (fetch := replica.fetching.fetches.get(log.fragment)) is not None]
     donors = sorted({donor for fetch in fetches for donor in fetch.donors})
     if not donors and (asked := replica.roster.holders()):
-        back = "one that is back from a checkpoint first waits for the others (restart_wait)"
-        return f"asking {', '.join(asked)} for the state of the run; {back}"
+        back = "who is back from a checkpoint first waits for others (restart_wait)"
+        return f"asking for the state of the run; {back}: {', '.join(asked)}"
     if not donors:
         return "waiting for a peer that holds the state of the run"
     slices, got = sum(log.slices for log in replica.logs), sum(len(fetch.staged) for fetch in fetches)
     got += sum(log.slices for log in replica.logs if log not in fetched)
     since = "" if got < slices else ", and the means of the rounds since"
-    return f"fetching the state of the run from {', '.join(donors)}: {got} of {slices} slices{since}"
+    if any(2 * len(fetch.staged) < fetch.most[0] for fetch in fetches):  # they were of versions that are over
+        since = ", fewer than before: rounds are too short for this link"
+    return f"fetching the state of the run, {got} of {slices} slices{since}, from {', '.join(donors)}"
 
 
 def _waiting_as_leader(log: FragmentLog, now: float) -> str:

@@ -34,6 +34,14 @@ MENDS = (
     "or choose another run_id (--run-id)"
 )
 """What brings such a run back."""
+WARNS_AT, TOO_MANY = 5, 3
+"""A peer warns that its link may be too slow once no slice has come for this part of `wait_timeout`, and so many rounds
+have ended while it fetched."""
+TOO_SLOW = (
+    "no further slice of the run's state has come for %.0f s. In %.0f s this link has brought %.1f MB, and %d rounds "
+    "have ended: if it takes longer for the means of a round than a round lasts, this peer never takes part; %s"
+)
+LONGER = "let rounds last longer (p2p-diloco set --sync-every), or use a faster link"
 
 log = logging.getLogger(__name__)
 
@@ -113,15 +121,20 @@ class Beginning:
                 slice: a large state takes long on a slow link.
             Refused: the run has ended, this peer has no state, and no other peer has been there for a while.
         """
-        replica, give_up_s = self._common.replica, self._common.local.wait_timeout
+        common, replica, give_up_s = self._common, self._common.replica, self._common.local.wait_timeout
         roster, clock = replica.roster, asyncio.get_running_loop().time
-        began = alone_since = clock()
+        began, warned = clock(), False
+        alone_since = began
         while True:
             look_again_at = clock() + LOOK_EVERY_S
             over = await ending.look()
             if not over and replica.has_state:
                 return
-            late = clock() - max(began, replica.fetching.grew_at) >= give_up_s
+            quiet_s, rounds = clock() - max(began, replica.fetching.grew_at), replica.fetching.rounds_since
+            late = quiet_s >= give_up_s
+            if not warned and rounds >= TOO_MANY and quiet_s >= give_up_s / WARNS_AT:
+                warned, nbytes = True, common.transport.traffic.bytes_received
+                log.warning(TOO_SLOW, quiet_s, clock() - began, nbytes / 1e6, rounds, LONGER)
             found = bool(roster.alive()) if over else any(roster.holds_state(peer) for peer in roster.alive())
             if found:
                 alone_since = clock()
@@ -151,7 +164,7 @@ class Beginning:
             return
         if late and known:
             wrong = f"no further slice of the run's state has come for {give_up_s:g} s"
-            mend = "check that its peers can be reached from here, raise wait_timeout, or let rounds last longer"
+            mend = f"check that its peers can be reached from here, raise wait_timeout, or {LONGER}"
             raise GaveUpWaiting(f"{wrong}; by their records these peers hold it: {known}", mend=mend)
         if late:
             wrong = f"is over: the run {run_id} {LOST}"

@@ -514,7 +514,9 @@ def test_means_are_no_slices_of_a_state() -> None:
     newcomer = world.join("X")
     world.run(12.0)
     assert world.sent(msg.Mean, to="X")
-    assert 0 < newcomer.replica.fetching.grew_at < world.now - 8.0
+    fetching = newcomer.replica.fetching
+    assert 0 < fetching.grew_at < world.now - 8.0
+    assert fetching.rounds_since >= 3
 
 
 def test_a_slice_that_comes_late_is_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -417,12 +418,14 @@ async def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
 
 
 @awaited
-async def test_a_state_may_take_long_while_its_slices_come() -> None:
-    """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
-    fetching = SimpleNamespace(grew_at=0.0)
+async def test_a_state_may_take_long_while_its_slices_come(caplog: pytest.LogCaptureFixture) -> None:
+    """A large state on a slow link takes longer than `wait_timeout`, which is for each slice. Long before it gives up,
+    the peer says once what it is slow against, and what helps."""
+    fetching = SimpleNamespace(grew_at=0.0, rounds_since=7)
     roster = SimpleNamespace(alive=lambda: ["y"], holds_state=lambda peer: True)
     replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=fetching)
-    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=300.0))
+    transport = SimpleNamespace(traffic=SimpleNamespace(bytes_received=26_000_000))
+    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=300.0), transport=transport)
 
     async def gives_up(*_: object, **__: object) -> None:
         raise GaveUpWaiting("nothing came")
@@ -440,6 +443,8 @@ async def test_a_state_may_take_long_while_its_slices_come() -> None:
             assert not waiting.done()
             fetching.grew_at = clock.now
         assert 300.0 <= await clock.over(waiting, step_s=1.0) < 310.0
+    (warning,) = caplog.messages
+    assert re.search(r"come for \d+ s\. In \d+ s this link has brought 26\.0 MB, and 7 rounds .*--sync-every", warning)
     with pytest.raises(GaveUpWaiting):
         await waiting
 
@@ -449,7 +454,9 @@ async def test_when_a_peer_with_the_state_is_back_nobody_says_that_there_is_none
     """After a cut the fetch goes on; a user who is told to found the run anew might do so."""
     told, there = list[str](), list[str]()
     roster = SimpleNamespace(alive=lambda: there, holds_state=lambda peer: True)
-    replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=SimpleNamespace(grew_at=0.0))
+    replica: Any = SimpleNamespace(
+        has_state=False, roster=roster, fetching=SimpleNamespace(grew_at=0.0, rounds_since=0)
+    )
     common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=300.0))
 
     async def finds_none(ending: object, tell: Callable[[str], None], *, late: bool) -> None:
