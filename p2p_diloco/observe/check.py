@@ -52,7 +52,8 @@ def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
     usual_s = median(sum(getattr(one, part) for part in PARTS) for one in known)
     since_s = seen.time - max(one.ended for one in known)
     if since_s > max(STALL_S_LEAST, rounds * usual_s):
-        waits = next((f"; {peer.name} is {peer.waits_for}" for peer in seen.peers if peer.waits_for), "")
+        told = [f"; {peer.name} is {peer.waits_for}" for peer in seen.peers if peer.waits_for]
+        waits = min(told, key=lambda text: " for a commit from " in text, default="")  # the leader knows why none comes
         yield f"stalled: no commit for {since_s:.0f} s, where a round usually takes {usual_s:.0f} s{waits}"
 
 

@@ -263,6 +263,10 @@ async def _revised(
     revision = dataclasses.replace(bare, proof=as_text(asker.key.sign(REVISION, founding.statement(bare))))
     if not await until(lambda: store_revision(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
+    there, least = len(present.live), settings_at(present.config, revision)["min_peers"] or 1
+    if there < least:
+        mend = f"start more, or run p2p-diloco set --min-peers {max(1, there)}"
+        log.warning("live peers: %d, fewer than min_peers=%g, so no round ends; %s", there, least, mend)
     return await _arrived(dht, present, revision, within_s, saving=saving)
 
 

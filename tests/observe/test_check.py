@@ -57,6 +57,8 @@ def test_a_stall_has_its_reason() -> None:
     assert line == (
         "stalled: no commit for 200 s, where a round usually takes 60 s; alice is waiting for the contributions of bob"
     )
+    follows = replace(ALICE, name="abe", peer_id="0", waits_for="waiting for a commit from alice")
+    assert told(follows, waits, rounds=1.0) == [line]  # who leads knows more
     fresh = replace(ALICE, peer_id="b", last_round=replace(ALICE.last_round, ended=NOW - 2))  # type: ignore[type-var]
     assert told(waits, fresh, rounds=1.0) == []
 

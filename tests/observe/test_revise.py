@@ -99,8 +99,11 @@ async def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
 
 
 @awaited
-async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so() -> None:
-    """By that one of a pair may go on alone. It stays said when something else is changed, until more are wanted."""
+async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By that one of a pair may go on alone. It stays said when something else is changed, until more are wanted; a
+    warning says if more are wanted than are there."""
     swarm, found = Swarm(outer_lr=0.6, outer_momentum=0.8), list[Revision]()
     await swarm.begin([0, 0.6, 0.8, 0])
     for number, (changes, lr) in enumerate(
@@ -114,6 +117,8 @@ async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_
     first, second, third = found
     assert (first, second) == (Revision(1, min_peers=1), Revision(2, 0.5, min_peers=1))
     assert third == Revision(3, 0.5, min_peers=2)
+    (warning,) = [text for text in caplog.messages if "min_peers" in text]
+    assert warning.startswith("live peers: 1, fewer than min_peers=2, so no round ends; start more, or run")
 
 
 @awaited
