@@ -60,7 +60,9 @@ def waiting(replica: Replica) -> str:
     if log.phase in (Phase.LACKING, Phase.APPLYING):
         owners = {owner for number, owner in enumerate(log.round.owners) if _lacks(log, number)}
         return f"waiting for the means of {', '.join(sorted(owners - {log.me}))}" if owners - {log.me} else ""
-    return f"waiting for a commit from {leader}"
+    summary = log.roster.summary(leader)
+    late = () if summary is None else dict(summary.awaits).get(log.fragment, ())
+    return f"waiting for a commit from {leader}" + (f", which waits for {', '.join(late)}" if late else "")
 
 
 def _lacks(log: FragmentLog, number: int) -> bool:

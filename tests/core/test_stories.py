@@ -157,6 +157,17 @@ def test_the_many_win_when_a_cut_heals() -> None:
     world.check()
 
 
+def test_everybody_says_for_whom_the_leader_waits() -> None:
+    """C trains for three times as long as A and B. A user who looks at any of them sees that it is C."""
+    world = World("ABC", epoch=3)
+    world.peers["C"].trains_s = 12.0
+    told = set[str]()
+    for _ in range(120):
+        world.run(0.5)
+        told |= {outlook.waiting(peer.replica) for peer in world.peers.values()}
+    assert {"waiting for the contributions of C", "waiting for a commit from A, which waits for C"} <= told
+
+
 def test_who_only_aggregates_is_no_contribution_that_status_counts() -> None:
     """A and B train, C aggregates. C sends a Ready, too, so that rounds know it."""
     world = World("AB")
