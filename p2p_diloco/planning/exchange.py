@@ -60,7 +60,7 @@ UNEVEN, PACED = 0.3, 0.015
 fitted to measured rounds."""
 PACED_AFTER_S, PACED_BELOW = 1.5, float(2**25)
 """Links are measured in exchanges of PACED_AFTER_S (K − 1) seconds and more (fitted), and only up to PACED_BELOW bytes
-a second (`net.pacing.SLOW`)."""
+a second (`net.tcp.SLOW`)."""
 
 
 @dataclass(frozen=True, slots=True)
