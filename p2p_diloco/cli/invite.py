@@ -109,8 +109,8 @@ def kick(
 ) -> None:
     """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
 
-    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
-    the peer of that name has come, if no other peer uses it. Says whom it puts out.
+    Revokes the invitation of that name or grant's id, or the one that was made for that peer id; and the one with which
+    the peer of that name or id has come, if no other peer uses it. Says whom it puts out.
     """
     made = _put_out_and_tell(name, key or only_key(), flags, as_json=as_json)
     if made.others:
@@ -157,7 +157,8 @@ async def put_out(name: str, key_file: Path, addresses: Sequence[str]) -> PutOut
             used |= await cast("SealedRecords", dht).grants(place)
         came = {peer: (named(status), used[peer]) for peer, status in there.items() if peer in used}
         meant = {peer: grant for peer, (_, grant) in came.items() if name in (peer, there[peer].name)}
-        ids = _grants(issued, name) or _came_with(name, meant, came, issued)
+        listed = _grants(issued, name)
+        ids = [*listed, *_came_with(name, listed, meant, came, issued)]
         banned = await _revoke(dht, own, key, issued, ids)
     out = ", ".join(sorted(who for who, grant in came.values() if grant.id in ids)) or "nobody who is there now"
     told = f"revoked {name}: the members of {run_id} put out {out} within seconds ({banned} revoked in all)"
@@ -181,22 +182,31 @@ def _checked(issued: Issued, name: str) -> None:
 
 
 def _came_with(
-    name: str, meant: Mapping[str, Grant], came: Mapping[str, tuple[str, Grant]], issued: Issued
+    name: str,
+    listed: Collection[bytes],
+    meant: Mapping[str, Grant],
+    came: Mapping[str, tuple[str, Grant]],
+    issued: Issued,
 ) -> list[bytes]:
-    """The ids of the grants by which the peers came that are `meant` by a name in `status`, or by an id. `came`: by
-    peer, how others name it, and its grant.
+    """The ids of the grants by which the peers came that are `meant` by a name in `status`, or by an id, without those
+    that the name means in the list, `listed`. `came`: by peer, how others name it, and its grant.
 
     Raises:
-        UsageError: there is no such peer, it needs no invitation, or others have come with the same one.
+        UsageError: there is no such peer, it needs no invitation, several peers may be meant, or others have come with
+            the same invitation.
     """
     from p2p_diloco.net.invited import FOUNDER
 
-    if not meant:
+    if not (meant or listed):
         _checked(issued, name)  # raises UsageError
-    ids = sorted({grant.id for grant in meant.values() if grant.name != FOUNDER})
-    if not ids:
+    ids = sorted({grant.id for grant in meant.values() if grant.name != FOUNDER} - {*listed})
+    if not ids and not listed:
         wrong, mend = "has founded the run with its key, so it needs no invitation", "end its program, or the whole run"
         raise UsageError(wrong, key="NAME", value=name, mend=f"{mend} with `p2p-diloco stop`")
+    asked = {peer for peer, (_, grant) in came.items() if grant.id in listed}
+    if ids and len({came[peer][1].id for peer in asked} | {*ids}) > 1:  # peers choose their names themselves
+        several = sorted(asked | {peer for peer, grant in meant.items() if grant.id in ids})
+        raise UsageError("means several peers", key="NAME", value=name, mend=f"give an id: {', '.join(several)}")
     if others := sorted(who for peer, (who, grant) in came.items() if grant.id in ids and peer not in meant):
         which = ", ".join(f"{grant.name} (its grant's id: {grant.id.hex()})" for grant in {*meant.values()})
         wrong = f"has come with the invitation {which}, as have {', '.join(others)}"

@@ -164,7 +164,8 @@ class Beginning:
             return
         if late and known:
             wrong = f"no further slice of the run's state has come for {give_up_s:g} s"
-            mend = f"check that its peers can be reached from here, raise wait_timeout, or {LONGER}"
+            first = "one that is back from a checkpoint waits for others first (restart_wait)"
+            mend = f"check that its peers can be reached from here, raise wait_timeout ({first}), or {LONGER}"
             raise GaveUpWaiting(f"{wrong}; by their records these peers hold it: {known}", mend=mend)
         if late:
             wrong = f"is over: the run {run_id} {LOST}"

@@ -163,6 +163,7 @@ ALICE, BOB = ("alice", "a-id", "founder"), ("bob", "b-id", "shared")
         ([ALICE, BOB, ("dan", "d-id", "shared")], "(its grant's id: {shared}), as have dan (…d-id); put all of them"),
         ([ALICE, ("dan", "d-id", "shared")], "NAME=bob is no invitation that this key has issued"),
         ([("bob", "a-id", "founder"), BOB], ""),
+        ([ALICE, BOB, ("bob", "c-id", "carol")], "NAME=bob means several peers; give an id: b-id, c-id"),
         ([("bob", "a-id", "founder")], "NAME=bob has founded the run with its key, so it needs no invitation"),
     ],
 )
@@ -183,6 +184,23 @@ def test_a_peer_is_kicked_by_the_name_that_status_shows(
     said = capsys.readouterr()
     assert sentence.format(shared=shared[0].hex()) in " ".join(said.err.split())
     assert ("the members of r put out bob (…b-id) within seconds" in said.out) == (not sentence)
+
+
+def test_a_peer_that_has_the_name_of_an_invitation_is_put_out_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An invitation has Bob's name, but he has come with the one for all: both are revoked, or he could come back. If
+    Carol has come with Bob's invitation, it is not certain who is meant."""
+    assert call("invite", "--name", "bob") == 0
+    issued = Issued.beside(folder / "r.key")
+    revoked = revocations(monkeypatch, ALICE, BOB)
+    assert call("kick", "bob") == 0
+    assert revoked == [*issued.ids_of("bob"), *issued.ids_of("shared")]
+    assert "put out bob (…b-id) within" in capsys.readouterr().out
+    revoked = revocations(monkeypatch, ALICE, BOB, ("carol", "c-id", "bob"))
+    assert call("kick", "bob") == 2
+    assert not revoked
+    assert "NAME=bob means several peers; give an id: b-id, c-id" in " ".join(capsys.readouterr().err.split())
 
 
 def test_whom_the_list_does_not_name_is_kicked_too(
