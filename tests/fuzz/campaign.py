@@ -75,16 +75,15 @@ def feed(target: Target, seed: int, until: float, outcome: Outcome) -> None:
 
 
 def play(seconds: float, seed: int, only: str | None = None) -> dict[str, Outcome]:
-    """Feed all readers in turn for so long; returns what became of each."""
+    """Feed all readers in turn for so long, or until each has had two cases; returns what became of each."""
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-fuzz-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         every = [target for target in targets(Path(folder)) if only in (None, target.name)]
         outcomes = {target.name: Outcome() for target in every}
         end, turn_s = time.monotonic() + seconds, min(TURN_S, seconds / len(every))
-        while (now := time.monotonic()) < end:
+        while time.monotonic() < end or min(outcome.cases for outcome in outcomes.values()) < 2:
             for target in every:
-                now = time.monotonic()
-                feed(target, seed, now + turn_s, outcomes[target.name])
+                feed(target, seed, time.monotonic() + turn_s, outcomes[target.name])
     return outcomes
 
 
