@@ -167,9 +167,13 @@ def must_hold(log: FragmentLog) -> list[str]:
 def offer(log: FragmentLog, now: float) -> list[Effect]:
     """Send the proposal and its means to those that must hold it next, again after a while. Once all hold it, take its
     step: it is the present version then. If one of them went on without this peer, which stood still, nobody else is
-    to take the step: this peer will be told the others' commit."""
+    to take the step: this peer will be told the others' commit, or takes it now if nobody holds its own."""
     round = log.round
     assert round.commit is not None
+    rivals = [round.commits[peer] for peer in _line(log) if peer in round.commits]
+    rivals = [rival for rival in rivals if rival.term > round.term and rival.version.chain not in round.void]
+    if rivals and not round.holding:
+        return applying.take(log, max(rivals, key=lambda rival: (rival.term, rival.leader)))
     if not (lacking := must_hold(log)):
         if round.holding and round.opened is not None:
             log.usual[0].append(now - round.opened)

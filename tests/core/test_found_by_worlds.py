@@ -688,6 +688,23 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
     assert {to for to, _ in sent(holding.offer(log, 0.0), msg.Commit)} == {"B", "C"}
 
 
+@fails_if(holding.offer, "rival.term > round.term", "rival.term > 2**40")
+@fails_if(holding.offer, "if rivals and not round.holding:", "if rivals:")
+def test_a_leader_that_stood_still_takes_its_successors_commit_in_place_of_its_own() -> None:
+    """A offered a commit and stood still. B claimed the term, and waits for A to hold its commit, as A waits for B. A
+    takes B's commit; but not if C has already taken the step of A's, which B will be told."""
+    for holders, taken in (set[str](), "B"), ({"C"}, "A"):
+        log = a_log("A", "A", "B", "C", of=rules(mode="async", successors=2))
+        choice = replace(choice_of(log.held, "A", by="A"), successors=("A", "B", "C"))
+        log.begin(replace(log.held, plan=replace(log.held.plan, succession=("A", "B", "C"), named=3)), 0.0)
+        log.round.commit, log.round.phase = a_commit(log, choice, "A"), Phase.HOLDING
+        claimed = choice_of(log.held, "B", by="B", term=1)
+        log.round.commits["B"] = a_commit(log, claimed, "B", term=1)
+        log.round.holding = holders
+        holding.offer(log, 0.0)
+        assert log.round.commit.leader == taken
+
+
 @fails_if(Rounds.lost, "log.round.holding.discard(peer)", "pass")
 @fails_if(Rounds.lost, "log.round.offered.pop(peer, None)", "pass")
 def test_what_a_peer_held_before_it_restarted_is_offered_to_it_again() -> None:
