@@ -256,10 +256,9 @@ class Fetching:
         self.roster.delivers(source)
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
-            effects += self._advance(fetch, now)
             # in asynchronous mode the next commit is asked for already
             waits = self.rules.asynchronous and now - fetch.head_at <= self.rules.settle
-            if done.version.epoch > fetch.head.version.epoch and not waits and HEAD not in fetch.asked:
+            if not waits and HEAD not in fetch.asked:
                 self._asks(fetch, source, (HEAD,), now)
                 effects.append(Send(source, Ask(fetch.fragment)))
         return effects + self._go_on(fetch, now)

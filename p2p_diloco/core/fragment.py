@@ -114,11 +114,7 @@ class FragmentLog:
         if self.round.commit is not None and self.round.commit.version.chain == chain:
             return True  # it has applied the commit whose means are on their way here
         if known is None:
-            return (
-                not self.forgot(epoch)
-                and summary.model.generation == self.state.version.generation
-                and not self.roster.is_elsewhere(peer)
-            )
+            return not self.forgot(epoch) and not self.roster.is_elsewhere(peer)
         return known == chain
 
     def forgot(self, epoch: int) -> bool:

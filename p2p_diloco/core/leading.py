@@ -99,7 +99,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     round.close = Close(*held, choice, owners)
     round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
     round.lacks = round.lacks if again else {}
-    round.moved_at, round.half_at = now, None
+    round.moved_at, round.halved = now, False
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
     if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
@@ -121,9 +121,7 @@ def _owners(log: FragmentLog) -> tuple[str, ...]:
 
 
 def _may_work(log: FragmentLog, peer: str) -> bool:
-    if peer in log.round.excluded or not claims.able(log, peer):
-        return False
-    return not (log.roster.away(peer) or claims.serves_another(log, peer))
+    return peer not in log.round.excluded and claims.able(log, peer) and not claims.serves_another(log, peer)
 
 
 def commit(log: FragmentLog) -> list[Effect]:
@@ -227,13 +225,12 @@ def _mend(log: FragmentLog, now: float) -> list[Effect]:
 
 
 def overdue(log: FragmentLog, now: float) -> bool:
-    """Whether a part of this round is overdue: nothing has moved for a grace since half of the means were there, or
-    since the round closed; or an author is gone or on another lineage, so that waiting helps nothing."""
+    """Whether a part of this round is overdue: nothing has moved for a grace; or an author is gone or on another
+    lineage, so that waiting helps nothing."""
     assert log.round.close is not None
     assert log.round.close.choice is not None
-    since = log.round.moved_at if log.round.half_at is None else max(log.round.half_at, log.round.moved_at)
     names = [peer for peer, _ in log.round.close.choice.entries if peer != log.me]
-    return now - since >= log.grace() or any(_sends_no_more(log, peer) for peer in names)
+    return now - log.round.moved_at >= log.grace() or any(_sends_no_more(log, peer) for peer in names)
 
 
 def failed_authors(log: FragmentLog, now: float) -> set[str]:

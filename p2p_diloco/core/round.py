@@ -58,7 +58,7 @@ class Round:
     closed_at: float = math.inf  # when the round was first closed
     tried_at: float = 0.0  # when it was last closed
     in_vain: float = 0.0  # for how long nothing came before it was closed again
-    half_at: float | None = None  # when half of the means were there
+    halved: bool = False  # whether half of the means were there
 
     # -- contributions
     readys: dict[str, Ready] = field(default_factory=dict)
