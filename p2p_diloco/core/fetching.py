@@ -144,7 +144,7 @@ class Fetching:
     # -- asking
 
     def _able(self, fetch: Fetch, now: float) -> list[str]:
-        """Return the donors that can be asked now, those that failed least first."""
+        """Return the donors that can be asked now, those that failed longest ago first."""
         known = [peer for peer in fetch.donors if self.roster.holds_state(peer) and not self._has_left(fetch, peer)]
         near = [peer for peer in (known if fetch.repair else self.roster.holders()) if self._is_near(fetch, peer)]
         if near:
@@ -152,8 +152,8 @@ class Fetching:
         elif fetch.repair and now - fetch.near_at > self.rules.dead_after:
             return []  # they may wait for this peer's own slices, which it doesn't send before the repair
         donors = near if near and not fetch.repair else known
-        donors.sort(key=lambda peer: (self.roster.peers[peer].failed[0], peer))
-        return [peer for peer in donors if now >= self.roster.peers[peer].failed[1]] or donors
+        donors.sort(key=lambda peer: (self.roster.peers[peer].failed, peer))
+        return [peer for peer in donors if now >= self.roster.peers[peer].failed] or donors
 
     def _is_near(self, fetch: Fetch, peer: str) -> bool:
         """Whether the peer's Summary names the head's version, or the one before it, or one that may follow."""

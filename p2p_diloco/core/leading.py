@@ -189,8 +189,7 @@ def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
 def tick(log: FragmentLog, now: float) -> list[Effect]:
     """Ask for what is missing: contributions while the round is open, means once it is closed."""
     if log.phase is Phase.COLLECTING and claims.holds_term(log) and now >= log.round.asks_at:
-        log.round.patience = min(2 * log.round.patience, log.rules.dead_after)
-        log.round.asks_at = now + log.round.patience
+        log.round.asks_at = now + log.rules.settle
         want = Want(log.fragment, log.held.version, What.READY)
         return [Send(peer, want) for peer in closing.to_ask(log, now) if peer != log.me]
     return _mend(log, now) if log.phase is Phase.CLOSING else []

@@ -12,8 +12,7 @@ from .fragment import FragmentLog
 from .round import Phase
 
 TURNS = 4
-"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit; twice as
-long each further time in one round, TURNS times at most."""
+"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit."""
 
 
 def pass_over(log: FragmentLog, now: float) -> list[Effect]:
@@ -32,8 +31,7 @@ def pass_over(log: FragmentLog, now: float) -> list[Effect]:
         for peer in over if log.rules.asynchronous else ():
             log.roster.costs_a_deadline(peer, now)
         for peer in () if log.leads else over:
-            times = round.idle.get(peer, (0, now))[0]
-            round.idle[peer] = times + 1, now + TURNS * log.grace() * (1 << min(times, TURNS))
+            round.idle[peer] = now + TURNS * log.grace()
     text = (
         f"fragment {log.fragment}: the round goes on without {', '.join(over)}, which answers probes but nothing else"
     )
