@@ -55,7 +55,8 @@ def choose(log: FragmentLog) -> Choice:
     """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
     entries = countable(_delivered(log), log.held)
     names = [peer for peer, _ in entries]
-    gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
+    here = (*log.roster.alive(), *filter(log.roster.presumed, log.held.roll), log.me)
+    gone = tuple(sorted(may_be_gone(log.held, names) - {*here}))
     late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
     return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
 
@@ -77,10 +78,6 @@ def _did_not_deliver(log: FragmentLog, who: str) -> None:
     """Record that a contribution's slices did not come."""
     times, turn = log.undelivered.get(who, (0, 0))[0], len(log.held.plan.succession)
     log.undelivered[who] = times + 1, log.epoch + turn * (LEFT_OUT_TURNS << min(times, DOUBLINGS_MAX))
-
-
-def _is_gone(log: FragmentLog, peer: str) -> bool:
-    return not log.roster.live(peer) and not log.roster.presumed(peer)
 
 
 def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
