@@ -79,7 +79,7 @@ def last_line(error: Exception) -> str:
 def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
     """Make the error that says that no initial peer was reached at the start, with the reason for each address."""
     told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
-    mend = "look whether a bootstrap runs there, and take the address from its join line"
+    mend = "look whether a bootstrap runs there, and take the address from its join line, or any peer's from its log"
     return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)
 
 

@@ -135,7 +135,7 @@ class Participation:
         self._saving = Saving(common, self._ending.record)
         self._trainer, self._audits = TrainerSide(common, channel), Audits(common)
         self._node = Node(common, self._trainer, self._audits, self._settled)
-        self._reporter = Reporter(common, self._trainer, self._audits)
+        self._reporter = Reporter(common, self._trainer, self._audits, self._saving)
         self._twin_at = math.inf
         """The time of the last record that another process with this peer's identity seems to have made."""
 

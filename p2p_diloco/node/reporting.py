@@ -20,6 +20,7 @@ from p2p_diloco.node import status as s
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.curves import Point
+from p2p_diloco.node.saving import Saving
 from p2p_diloco.node.trainer import TrainerSide
 
 WAITS_S = 2.0
@@ -31,8 +32,8 @@ MEMORY_DIGITS = 7
 class Reporter:
     """Makes this peer's status from the parts of its node."""
 
-    def __init__(self, common: Common, trainer: TrainerSide, audits: Audits) -> None:
-        self._common, self._trainer, self._audits = common, trainer, audits
+    def __init__(self, common: Common, trainer: TrainerSide, audits: Audits, saving: Saving) -> None:
+        self._common, self._trainer, self._audits, self._saving = common, trainer, audits, saving
         self._processes = [psutil.Process(), psutil.Process(os.getppid())]
         self.last_state = ""
         """The peer's state once it is about to end: leaving, or dead."""
@@ -70,6 +71,7 @@ class Reporter:
             revision_known=replica.roster.mine.revision.number,
             changed=tuple(replica.revision.changed.items()),
             checkpoint=None if local.checkpoint_dir is None else shared.saved,
+            unsaved=self._saving.failed[: s.WAITS_LETTERS_MAX],
             waiting_s=round(shared.waiting_s, 3),
             waits_for=self._waits_for()[: s.WAITS_LETTERS_MAX],
             cpu=cores,

@@ -79,6 +79,8 @@ class Saving:
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """The epoch of the newest checkpoint that is written or begun; 0: none."""
+        self.failed = ""
+        """Why that one couldn't be written; empty if it could, or is being written."""
         self._counted_from: int | None = None
         self._saved: ModelVersion | None = None
         self._asked: int | None = None  # how many checkpoints the state's revision had asked for at the last look
@@ -147,6 +149,7 @@ class Saving:
             )
         ]
         writing = partial(self._write, root, epoch, told, theta, outer, known)
+        self.failed = ""
         self._writing = asyncio.get_running_loop().run_in_executor(None, writing)
         self._writing.add_done_callback(self._written)
 
@@ -171,6 +174,7 @@ class Saving:
         try:
             path = checkpoint.save(root, epoch, {"theta": by_name, "outer": states}, manifest, self._keep)
         except P2PDilocoError as error:
+            self.failed = f"a checkpoint {error.wrong} ({error.value})"  # the path is last: it may be cut
             log.error("%s", error)
         else:
             log.info("saved the checkpoint %s", path)
@@ -180,9 +184,11 @@ class Saving:
         """If a checkpoint was not written because slices are damaged, report these to the replica. They are logged
         only once, because they may stay damaged for long."""
         damaged = writing.result()
-        if damaged and not self._spoilt:
+        if damaged:
             slices = ", ".join(str(index) for index, _ in damaged)
-            log.error("no checkpoint was written: slices %s are corrupted in memory; older checkpoints stay", slices)
+            self.failed = f"no checkpoint was written: slices {slices} are corrupted in memory; older checkpoints stay"
+            if not self._spoilt:
+                log.error("%s", self.failed)
         self._spoilt = bool(damaged)
         for _, event in damaged:
             self._events.post(event)

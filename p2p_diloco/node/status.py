@@ -235,6 +235,8 @@ class PeerStatus:
     """The settings that this revision changes, with their values. None in place of a value: no stop."""
     checkpoint: Count | None = None
     """The epoch of the peer's newest checkpoint, complete or being written; 0: none yet; None: it keeps none."""
+    unsaved: str = ""
+    """Why that checkpoint couldn't be written; empty if it could."""
     waiting_s: Measure | None = None
     """Total seconds for which training has stood still for exchanges."""
     waits_for: str = ""

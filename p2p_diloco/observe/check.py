@@ -36,6 +36,8 @@ def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
             f"at {one.samples:,} samples (allowed: {one.bound:.1%})"
         )
     for peer in seen.peers:
+        if peer.unsaved:
+            yield f"save failed: {peer.name}: {peer.unsaved}"
         if peer.doubt:
             yield f"peer in doubt: {peer.name}: {peer.doubt}"
         for refused in peer.refused:

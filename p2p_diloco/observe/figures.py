@@ -53,7 +53,7 @@ def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", 
     count = round(number(text.replace("_", ""), SIZES) or 0)
     if not 1 <= count <= most:
         mend = "write e.g. 25M, 100k or 1000"
-        raise UsageError(f"is no number of {what}", key=key, value=text, mend=mend)
+        raise UsageError(f"is no number of {what} from 1 to {most:,.0f}", key=key, value=text, mend=mend)
     return count
 
 

@@ -172,7 +172,8 @@ async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outc
     bare = dataclasses.replace(_bare(present, present.settings), saves=present.revision.saves + 1)
     outcome = await _revised(dht, present, asker, bare, within_s, saving=True)
     saved = f"being saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else ""
-    return dataclasses.replace(outcome, told=saved or "each peer saves after its next commit")
+    told = "; ".join(filter(None, (saved, outcome.told)))
+    return dataclasses.replace(outcome, told=told or "each peer saves after its next commit")
 
 
 async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
@@ -292,9 +293,9 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         known = tuple(p.name for p in live if (p.revision_known or 0) >= revision.number)
         adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
         keepers = [p for p in live if p.checkpoint is not None]
-        saved = tuple(p.name for p in keepers if p.checkpoint != before.get(p.peer_id)) if saving else ()
+        begun = [p for p in keepers if p.checkpoint != before.get(p.peer_id)] if saving else []
         text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all fragments"
-        text += f", {len(saved)} of {len(keepers)} have begun to save" if saving else ""
+        text += f", {len(begun)} of {len(keepers)} have begun to save" if saving else ""
         if text != told:
             log.info("revision %d: %s", revision.number, text)
             told = text
@@ -303,10 +304,12 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
             wrong = f"{revision} lost to another: the run adopts {there}"
             raise Refused(wrong, mend="ask for the change again")
         late, all_know = clock() >= give_up_at, len(known) == len(live)
-        if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (
+        if (adopted and all_know and (not saving or len(begun) == len(keepers))) or (
             late and known and 2 * len(known) >= len(live)
         ):
-            return Outcome(revision, True, settings_at(present.config, revision), "", known, adopted, saved)
+            saved = tuple(p.name for p in begun if not p.unsaved)
+            failed = "; ".join(f"{p.name} could not save: {p.unsaved}" for p in begun if p.unsaved)
+            return Outcome(revision, True, settings_at(present.config, revision), failed, known, adopted, saved)
         if late:
             kept = f"{REVISIONS.ttl_s / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"

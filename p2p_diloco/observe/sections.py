@@ -135,9 +135,9 @@ SECTIONS = (
 
 
 def told_of(peers: Sequence[PeerStatus]) -> list[str]:
-    """The sentences: why peers believe their own machines to be faulty, who waits for what, and whose messages were
-    refused, by whom, and why."""
-    told = [f"{peer.name}: {peer.doubt}" for peer in peers if peer.doubt]
+    """The sentences: why peers believe their own machines to be faulty or couldn't save, who waits for what, and whose
+    messages were refused, by whom, and why."""
+    told = [f"{peer.name}: {why}" for peer in peers for why in (peer.doubt, peer.unsaved) if why]
     waiting: dict[str, list[str]] = {}
     for peer in peers:
         if peer.waits_for:

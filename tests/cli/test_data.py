@@ -53,7 +53,7 @@ def test_an_invitation_must_let_its_holder_train(text: str, tmp_path: Path) -> N
         ((), "--as=my text can't be the name of a data set"),
         (("--as", "a/b"), "--as=a/b can't be"),
         (("--as", "text", "--slice-bytes", "0"), "--slice-bytes=0 is no number of bytes"),
-        (("--as", "text", "--slice-bytes", "1G"), "--slice-bytes=1G is no number of bytes"),
+        (("--as", "text", "--slice-bytes", "1G"), "--slice-bytes=1G is no number of bytes from 1 to 134,217,728"),
         (("nothing", "--as", "text"), "PATH=nothing isn't there"),
     ],
 )

@@ -116,6 +116,7 @@ async def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCa
     peer = Moving(tmp_path, every=1, keep=1)
     for epoch in range(5):
         await peer.reach(epoch, epoch, flip=epoch in (2, 3))
+        assert bool(peer.saving.failed) == (epoch in (2, 3))
         if epoch in (1, 3):
             assert saved_in(tmp_path) == ["checkpoint-1"]
     assert [damaged.numbers for damaged in peer.told] == [(0,), (0,)]
@@ -235,6 +236,20 @@ def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path, lacks: str
         path = checkpoint.save(tmp_path, epoch, wrong, own, keep=9)
         with pytest.raises(CheckpointError, match=why):
             run_for(QUICK, 0, from_checkpoint=path)
+
+
+@awaited
+async def test_a_save_that_fails_is_told_until_one_succeeds(tmp_path: Path) -> None:
+    root = tmp_path / "saved"
+    root.write_text("no folder")
+    peer = Moving(root, every=1)
+    await peer.reach(0, 0)
+    await peer.reach(1, 10)
+    assert peer.saving.failed.startswith("a checkpoint can't be written: ")
+    root.unlink()
+    await peer.reach(2, 20)
+    assert not peer.saving.failed
+    assert saved_in(root) == ["checkpoint-2"]
 
 
 @awaited

@@ -90,12 +90,18 @@ def test_deaths_have_their_causes() -> None:
     assert seen(witness, dave).state(dave) == "dead"
 
 
-def test_doubt_refusals_and_a_bad_loss() -> None:
-    one = replace(ALICE, doubt="its audits fail", refused=(RefusedPeer("mallory", 1200, "not asked for"),))
+def test_doubt_refusals_a_failed_save_and_a_bad_loss() -> None:
+    one = replace(
+        ALICE,
+        doubt="its audits fail",
+        unsaved="the disk is full",
+        refused=(RefusedPeer("mallory", 1200, "not asked for"),),
+    )
     looked = seen(one)
     compared = Compared("loss", 1000, 2.12, 2.0, 0.06, 0.05, above=True)
     assert list(faults(replace(looked, run=replace(looked.run, compared=compared)), 5.0)) == [
         "loss above its baseline: loss 2.1200 is 6.0% above 2.0000 at 1,000 samples (allowed: 5.0%)",
+        "save failed: alice: the disk is full",
         "peer in doubt: alice: its audits fail",
         "peer refused: alice refused 1,200 messages of mallory: not asked for",
     ]

@@ -300,6 +300,9 @@ async def test_a_stop_that_is_set_already_stays() -> None:
 async def test_a_save_is_over_when_all_that_have_a_folder_have_begun() -> None:
     outcome, there = await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, {"checkpoint": 8}])
     assert (outcome.saved_by, outcome.told, there) == (("alice",), "being saved by alice", Revision(1, saves=1))
+    full = {"checkpoint": 8, "unsaved": "the disk is full"}
+    outcome, _ = await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, full])
+    assert (outcome.saved_by, outcome.told) == ((), "alice could not save: the disk is full")
 
 
 SAVES = "no live peer of the run main has a checkpoint folder; start a peer with"

@@ -57,6 +57,7 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "ways": Ways(2, 0, 0),
         "reach": "public",
         "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
+        "unsaved": "the disk is full",
         "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "data": [DataProgress("train", 60, 2, 90, 20)],
         "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
     }  # fmt: skip
@@ -112,6 +113,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
                 "gpu_memory": {"reserved": 11, "total": 80},
                 "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
+                "unsaved": "the disk is full",
                 "last_round": {
                     "inner": 9.0, "encode": 0.2, "group": 0.4, "transfer": 0.3, "outer_step": 0.08, "merge": 0.02,
                     "hidden": 0.3333, "ended": 90.0,

@@ -146,15 +146,16 @@ def test_shared_data_has_a_table() -> None:
 
 
 def test_doubt_and_refused_messages_are_told_above_the_events() -> None:
-    """First why a peer takes its machine for faulty; then what it waits for; then of which peer it has refused how many
-    messages, and why the last one. Nothing of a peer that tells none of it."""
+    """First why a peer takes its machine for faulty, or couldn't save; then what it waits for; then of which peer it
+    has refused how many messages, and why the last one. Nothing of a peer that tells none of it."""
     refused = RefusedPeer("mallory (…abcdef)", 1200, "it was not asked for")
-    alice = named("alice", doubt="this peer's results differ", waits_for="waiting for bob", refused=(refused,),
-                  events=(Event(NOW, "bob joined"),))  # fmt: skip
+    alice = named("alice", doubt="this peer's results differ", unsaved="the disk is full", waits_for="waiting for bob",
+                  refused=(refused,), events=(Event(NOW, "bob joined"),))  # fmt: skip
     snap = snapshot("main", None, [alice, named("bob")], NOW)
-    doubt = "alice: this peer's results differ"
+    doubt, full = "alice: this peer's results differ", "alice: the disk is full"
     told = "alice: refused 1,200 of mallory (…abcdef), the last one: it was not asked for"
-    assert lines(snap)[-4:] == [f"  {doubt}", "  alice: waiting for bob", f"  {told}", "  0s ago  alice: bob joined"]
+    rest = ["  alice: waiting for bob", f"  {told}", "  0s ago  alice: bob joined"]
+    assert lines(snap)[-5:] == [f"  {doubt}", f"  {full}", *rest]
     assert told in screen(snap)
     assert doubt in screen(snap, browsing=Browsing(marked="id-alice", alone=True))
     assert "refused" not in screen(seen())
