@@ -174,7 +174,7 @@ class Saving:
         try:
             path = checkpoint.save(root, epoch, {"theta": by_name, "outer": states}, manifest, self._keep)
         except P2PDilocoError as error:
-            self.failed = f"a checkpoint {error.wrong} ({error.value})"  # the path is last: it may be cut
+            self.failed = f"a checkpoint {error.wrong}"  # its path is this machine's own matter
             log.error("%s", error)
         else:
             log.info("saved the checkpoint %s", path)
