@@ -135,8 +135,8 @@ Tell = Callable[[str], None]
 class _DataNode:
     record: DataNodeRecord
     under_way: int = 0
-    failures: int = 0
-    """How many questions in a row it did not answer with the slice."""
+    pause_s: float = 0.0
+    """For how long it is not asked since it did not give a slice; 0: it gave the last one."""
     paused_until: float = 0.0
     why: str = ""
     """Why the data node did not give the last slice for which it was asked; empty if it gave the slice."""
@@ -307,13 +307,13 @@ class Fetching:
             if not node.why:
                 log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)
             node.why = str(error)
-            node.paused_until = clock() + min(AGAIN_S_MAX, AGAIN_S * 2**node.failures)
-            node.failures = min(node.failures + 1, 16)
+            node.pause_s = min(max(AGAIN_S, 2 * node.pause_s), AGAIN_S_MAX)
+            node.paused_until = clock() + node.pause_s
             return None
         finally:
             node.under_way -= 1
             data_set.news.set()
-        node.failures, node.why = 0, ""
+        node.pause_s, node.why = 0.0, ""
         return content
 
     # -- data sets and their data nodes
