@@ -31,8 +31,6 @@ from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices
 from p2p_diloco.remembered import cache_folder
 
-LABEL_LETTERS_MAX = 64
-
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +41,7 @@ class DataNodeRecord:
 
     peer_id: str
     label: str = ""
-    data_set: str = ""
+    data_set: str
     addresses: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
@@ -71,9 +69,9 @@ async def find_data_nodes(transport: Transport, run_id: str, name: str) -> list[
     for peer, value in sorted(records.items()):
         with contextlib.suppress(ValueError):
             record = board.unpack(DataNodeRecord, value)
-            if record.peer_id == peer != transport.peer_id and record.data_set:
+            if record.peer_id == peer != transport.peer_id:
                 await transport.introduce(peer, record.addresses)
-                found.append(dataclasses.replace(record, label=record.label[:LABEL_LETTERS_MAX] or peer[-8:]))
+                found.append(record)
     return found
 
 
