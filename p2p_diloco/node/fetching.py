@@ -31,8 +31,6 @@ from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices
 from p2p_diloco.remembered import cache_folder
 
-LABEL_LETTERS_MAX = 64
-
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +41,7 @@ class DataNodeRecord:
 
     peer_id: str
     label: str = ""
-    data_set: str = ""
+    data_set: str
     addresses: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
@@ -71,9 +69,9 @@ async def find_data_nodes(transport: Transport, run_id: str, name: str) -> list[
     for peer, value in sorted(records.items()):
         with contextlib.suppress(ValueError):
             record = board.unpack(DataNodeRecord, value)
-            if record.peer_id == peer != transport.peer_id and record.data_set:
+            if record.peer_id == peer != transport.peer_id:
                 await transport.introduce(peer, record.addresses)
-                found.append(dataclasses.replace(record, label=record.label[:LABEL_LETTERS_MAX] or peer[-8:]))
+                found.append(record)
     return found
 
 
@@ -135,8 +133,8 @@ Tell = Callable[[str], None]
 class _DataNode:
     record: DataNodeRecord
     under_way: int = 0
-    failures: int = 0
-    """How many questions in a row it did not answer with the slice."""
+    pause_s: float = 0.0
+    """For how long it is not asked since it did not give a slice; 0: it gave the last one."""
     paused_until: float = 0.0
     why: str = ""
     """Why the data node did not give the last slice for which it was asked; empty if it gave the slice."""
@@ -307,13 +305,13 @@ class Fetching:
             if not node.why:
                 log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, error)
             node.why = str(error)
-            node.paused_until = clock() + min(AGAIN_S_MAX, AGAIN_S * 2**node.failures)
-            node.failures = min(node.failures + 1, 16)
+            node.pause_s = min(max(AGAIN_S, 2 * node.pause_s), AGAIN_S_MAX)
+            node.paused_until = clock() + node.pause_s
             return None
         finally:
             node.under_way -= 1
             data_set.news.set()
-        node.failures, node.why = 0, ""
+        node.pause_s, node.why = 0.0, ""
         return content
 
     # -- data sets and their data nodes

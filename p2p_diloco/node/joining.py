@@ -219,13 +219,12 @@ class Joining:
         while True:
             count = 4 * record.params + record.slices  # a BatchNorm has three buffers for two parameters
             described = await self._described(run_token, count)
-            layout = None if described is None else described.layout
             if own is not None and own.fingerprint() != record.model:
-                lines = layout.difference(own) if layout is not None else []
+                lines = [] if described is None else described.layout.difference(own)
                 raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
-            if described is not None and layout is not None and cut_of(layout) == record.cut:
+            if described is not None and cut_of(described.layout) == record.cut:
                 self._card = self._card or described.card
-                return Run(run_id, config, layout, self._salt)
+                return Run(run_id, config, described.layout, self._salt)
             await self._wait(
                 f"waiting for a peer of the run {run_id} to describe its model",
                 f"is over: no peer of the run {run_id} described its model",

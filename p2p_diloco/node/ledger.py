@@ -46,7 +46,6 @@ class Ledger:
     ) -> None:
         self._order, self._clock, self._stands_since = tuple(order), clock, stands_since
         self._under_way = dict.fromkeys(self._order, 0)
-        self._at = clock()
         self.begin()
 
     def begin(self) -> None:

@@ -136,7 +136,6 @@ class Outbox:
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
         clock = asyncio.get_running_loop().time
         while line:
-            await asyncio.sleep(0)  # messages put here in the same turn of the loop go first
             if self._gives_way:
                 await _ended(self._rounds, within_s=self._patience_s.get(to, GIVE_WAY_S))
             began = clock()

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
@@ -93,9 +93,10 @@ async def take_part(
 ) -> None:
     """Find or found the run, and take part in it until cancelled."""
     local = setup.local
-    saved = await asyncio.get_running_loop().run_in_executor(None, _checkpoint, local)
+    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
     founding, founded = setup.asked, None
     if saved is not None:
+        log.info("starting from the checkpoint %s", saved.path)
         founding = RunConfig(**{**saved.config_for(local.run_id), **setup.asked.given})
         founded = saved.founded if saved.run_id == local.run_id else None
     joined = await Joining(setup, swarm, channel.progress).find_run(founding, founded)
@@ -115,13 +116,6 @@ async def take_part(
         theta, base = shared.theta[:numel], shared.base[:numel]
     common = Common(local, joined, swarm, shared, theta, base)
     await Participation(common, saved, channel).live(messages)
-
-
-def _checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """Read the checkpoint that this peer starts from; None if there is none."""
-    if (saved := read_checkpoint(local)) is not None:
-        log.info("starting from the checkpoint %s", saved.path)
-    return saved
 
 
 class Participation:

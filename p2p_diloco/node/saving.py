@@ -24,7 +24,7 @@ from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
-from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
+from p2p_diloco.core.revision import STOPS, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, final, founded_by
 from p2p_diloco.core.version import ModelVersion, Version, model_version
@@ -312,7 +312,7 @@ class Checkpoint:
     @property
     def revision(self) -> Revision:
         """The highest revision in the checkpoint's fragments."""
-        return max((state.revision for state in self._states), default=FOUNDED)
+        return max(state.revision for state in self._states)
 
     def has_ended(self, rules: Rules) -> bool:
         """Whether the run had ended when the checkpoint was made."""
@@ -347,7 +347,7 @@ class Checkpoint:
     def _restored(self, run: Run) -> list[Mapping[str, Tensor]]:
         """The outer optimizer's state of each slice for this run. Raises CheckpointError if the model is another."""
         layout = self.layout
-        if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.slices):
+        if cut_of(layout) != cut_of(run.layout):
             raise self._unusable("its model, or the way it is cut, is not the run's")
         forget = run.run_id != self.run_id or run.config.fingerprint() != self.run_config.fingerprint()
         times = [run.config.step_limit if place.kind == PARAMETER else 0.0 for place in layout.slices]

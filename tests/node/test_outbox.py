@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.interface import Limits, Refusal, Traffic, Written, unnoticed
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable, Written, unnoticed
 from p2p_diloco.node import outbox as outboxes
 from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
 from tests.net.clocks import ByHand, by_hand
@@ -192,6 +192,21 @@ async def test_short_states_leave_together(desk: Desk, monkeypatch: pytest.Monke
     desk.wires.let_go.set()
     assert await desk.box.drained(1.0)
     assert desk.answers[1:] == [None] * 5
+
+
+@plays(played)
+async def test_a_state_that_cannot_be_made_holds_up_no_later_one(desk: Desk) -> None:
+    """Whatever the reason, and also if it is alone in the queue: its sender is told."""
+
+    async def broken() -> tuple[bytes, memoryview]:
+        raise ValueError("broken")
+
+    desk.box.put_late("a", broken, desk.answers.append)
+    await desk.passes(0.01)
+    assert [type(answer) for answer in desk.answers] == [Unreachable]
+    desk.put_late("a", b"next")
+    await desk.passes(0.01)
+    assert desk.wires.under_way == [("a", b"next")]
 
 
 @plays(played)

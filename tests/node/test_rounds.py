@@ -127,9 +127,12 @@ async def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(
     assert "not signed by the run's founder" in inbox.refusals.newest(1)[0][1].why
     for proven, revision in ((False, Revision(1, 0.5)), (True, Revision(1, -0.1)), (True, Revision(1, 0.5, 1.0))):
         monkeypatch.setattr(Founding, "proven", lambda *_, proven=proven: proven)
-        head = m.Head(0, replace(node.replica.logs[0].held, revision=revision))
-        with pytest.raises(Refusal, match=r"founder has not signed its revision|can't be read"):
-            await inbox.deliver("a", node._packed(head)[0], None)
+        head, last = m.Head(0, replace(node.replica.logs[0].held, revision=revision)), node.replica.logs[0].last[-1][0]
+        choice = replace(last.choice, revision=revision, by="a", seal=b"")
+        commit = replace(last, leader="a", key=key_of(0, last.base, choice), choice=choice, seal=b"")
+        for told in (head, commit, m.Vote(0, last.base, 1, "b", commit=commit)):
+            with pytest.raises(Refusal, match=r"founder has not signed its revision|can't be read"):
+                await inbox.deliver("a", node._packed(told)[0], None)
 
 
 @awaited
