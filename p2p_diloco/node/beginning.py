@@ -58,7 +58,8 @@ class Beginning:
         """
         self._common, joined, local, run = common, common.joined, common.local, common.run
         self._may_begin_again, self._record = joined.may_begin_again, joined.record
-        states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
+        founded = joined.founding.founder, joined.founding.time
+        states: Sequence[State] = () if saved is None else saved.restore(run, common.work, founded)
         goes_on = bool(states) and not local.new_generation
         self.last_group: Collection[str] = set()
         """The peers that the checkpoint names from which this peer goes on; empty if there is none."""

@@ -325,11 +325,12 @@ class Checkpoint:
             return self.config
         return {**self.config, **{key: value for key, value in self.revision.changed.items() if key not in STOPS}}
 
-    def restore(self, run: Run, work: SliceWork, founder: str) -> tuple[State, ...]:
+    def restore(self, run: Run, work: SliceWork, founded: tuple[str, float]) -> tuple[State, ...]:
         """Load the checkpoint's tensors; returns the replicated state of every fragment. The lengths of earlier means
         stay only if the run and its settings are the checkpoint's, because other settings make means of other lengths.
-        `founder`: of the run. If it is another run than the checkpoint's, its first round is the founder's, no peer of
-        the old run is left, and the revision is gone.
+        `founded`: who founded the run, and when. If it is another run than the checkpoint's, or was founded anew since,
+        its first round is the founder's, no peer of the old run is left, and the revision is gone: that founder has not
+        signed it.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
@@ -340,9 +341,9 @@ class Checkpoint:
                 work.state.stage(index, payload, in_place=True)
         except (KeyError, ValueError) as error:
             raise self._unusable(f"its tensors are not what the run needs ({error})") from None
-        if run.run_id == self.run_id:
+        if (run.run_id, founded) == (self.run_id, self.founded):
             return tuple(self._states)
-        return tuple(founded_by(founder, state, run.rules) for state in self._states)
+        return tuple(founded_by(founded[0], state, run.rules) for state in self._states)
 
     def _restored(self, run: Run) -> list[Mapping[str, Tensor]]:
         """The outer optimizer's state of each slice for this run. Raises CheckpointError if the model is another."""

@@ -24,7 +24,7 @@ from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited, until
-from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, founding_in
+from tests.node.conftest import QUICK, MemoryPeer, entered, exchange, founding_in, stop
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +188,27 @@ def test_the_run_key_of_a_private_run_signs_revisions() -> None:
         proof = as_text(signer.sign(REVISION, founding.statement(stop)))
         assert founding.proven(transport, dataclasses.replace(stop, proof=proof)) is counts
     assert not Founding("r", "founder", 1.0, key.public).proven(transport, dataclasses.replace(stop, proof="no base64"))
+
+
+@awaited
+async def test_a_run_that_is_founded_anew_takes_a_checkpoint_without_the_earlier_founders_revision(
+    tmp_path: Path,
+) -> None:
+    """a's run was revised, and all of its peers died. b founds it anew and doesn't know a's founder: it takes the state
+    that a brings, and refuses none of a's commits."""
+    network, disk = MemoryNetwork(), {"checkpoint_dir": tmp_path, "save_every": 1}
+    a = MemoryPeer(network, "a", QUICK, **disk)
+    await a.enter(theta=1.0)
+    await ask(network, 1, 0.5, 0.5)
+    while a.memory.revision != 1:
+        await a.exchange(1.0)
+    await a.stop()
+    network = MemoryNetwork()
+    b = MemoryPeer(network, "b", QUICK)
+    await b.enter(theta=0.0)
+    a = MemoryPeer(network, "a", **disk)
+    await a.enter()
+    for _ in range(2):
+        await exchange(a, b)
+    assert a.memory.theta.tolist() == b.memory.theta.tolist()
+    await stop(a, b)
