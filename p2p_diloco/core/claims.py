@@ -218,8 +218,7 @@ def yields(log: FragmentLog, term: int, leader: str) -> None:
         round.idle.setdefault(leader, -math.inf)
     log.turns, round.led = log.turns + 1, round.led or log.leads
     round.term, round.leader, round.promised, round.votes = term, leader, None, {}
-    told, number = round.refused.pop(leader, (term, math.inf))
-    round.since = number if told == term else math.inf
+    _, round.since = round.refused.pop(leader, (term, math.inf))
     round.passed.discard(leader)
     if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
         round.phase, round.commit = Phase.COLLECTING, None
