@@ -121,8 +121,8 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
             return []
     if is_used and mean != known and is_owned(log, mean):
         round.moved_at = now
-    if not round.halved and 2 * len(log.means_of(mean.key)) >= log.slices:
-        round.halved = True
+    if round.half_at is None and 2 * len(log.means_of(mean.key)) >= log.slices:
+        round.half_at = now
         if round.opened is not None:
             log.usual[0].append(now - round.opened - round.in_vain)
     return apply(log) if log.rules.asynchronous else leading.commit(log) + apply(log)

@@ -121,7 +121,7 @@ def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
         return False
     if log.phase in WORKING and log.leads:
         return False
-    if now < log.round.idle.get(peer, now):
+    if now < log.round.idle.get(peer, (0, now))[1]:
         return False  # it had its turn in this round, and did nothing: else it could claim again and again
     if log.leads and log.unproven:
         return True  # it was away: the others may have had to go on without it
@@ -215,10 +215,11 @@ def yields(log: FragmentLog, term: int, leader: str) -> None:
     if leader != round.leader or leader not in round.idle:
         round.waited.pop(leader, None)
     if leader == round.leader:
-        round.idle.setdefault(leader, -math.inf)
+        round.idle.setdefault(leader, (0, -math.inf))
     log.turns, round.led = log.turns + 1, round.led or log.leads
     round.term, round.leader, round.promised, round.votes = term, leader, None, {}
-    _, round.since = round.refused.pop(leader, (term, math.inf))
+    told, number = round.refused.pop(leader, (term, math.inf))
+    round.since = number if told == term else math.inf
     round.passed.discard(leader)
     if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
         round.phase, round.commit = Phase.COLLECTING, None

@@ -46,7 +46,7 @@ class Exchange:
         self.flying = False  # the trainer waits for the end of the exchange
         self.over: set[int] = set()  # asynchronous: fragments whose exchange is over, and not merged since
         self.stale: Version | None = None  # asynchronous: at which version the submission was refused
-        self.since = 0.0  # asynchronous: when the Ready was sent last
+        self.since, self.patience = 0.0, 0.0  # asynchronous: when the Ready was sent last, and until when to wait
 
     # -- questions
 
@@ -142,7 +142,7 @@ class Exchange:
         numbered = enumerate(zip(event.hashes, event.payloads, strict=True))
         self.parts = {n: Slice(log.fragment, base, self.me, id, n, h, p) for n, (h, p) in numbered}
         self.handed, self.going, self.stale = {}, {}, None
-        self.since = now
+        self.since, self.patience = now, self.rules.dead_after
 
     def aggregates(self, log: FragmentLog) -> None:
         """Take part in a round as a peer that only aggregates: with a Ready of weight 0."""
@@ -202,8 +202,8 @@ class Exchange:
 
     def again(self, log: FragmentLog, now: float) -> None:
         """Asynchronous: let the Ready be sent again if there was no answer for long: it may have been lost."""
-        if self.flying and self.fragment == log.fragment and now - self.since >= self.rules.dead_after:
-            self.since = now
+        if self.flying and self.fragment == log.fragment and now - self.since >= self.patience:
+            self.since, self.patience = now, min(2 * self.patience, self.rules.say_again)
             self.handed.pop(-1, None)
 
     def is_at(self, peer: str) -> bool:

@@ -144,7 +144,7 @@ class Fetching:
     # -- asking
 
     def _able(self, fetch: Fetch, now: float) -> list[str]:
-        """Return the donors that can be asked now, those that failed longest ago first."""
+        """Return the donors that can be asked now, those that failed least first."""
         known = [peer for peer in fetch.donors if self.roster.holds_state(peer) and not self._has_left(fetch, peer)]
         near = [peer for peer in (known if fetch.repair else self.roster.holders()) if self._is_near(fetch, peer)]
         if near:
@@ -152,8 +152,8 @@ class Fetching:
         elif fetch.repair and now - fetch.near_at > self.rules.dead_after:
             return []  # they may wait for this peer's own slices, which it doesn't send before the repair
         donors = near if near and not fetch.repair else known
-        donors.sort(key=lambda peer: (self.roster.peers[peer].failed, peer))
-        return [peer for peer in donors if now >= self.roster.peers[peer].failed] or donors
+        donors.sort(key=lambda peer: (self.roster.peers[peer].failed[0], peer))
+        return [peer for peer in donors if now >= self.roster.peers[peer].failed[1]] or donors
 
     def _is_near(self, fetch: Fetch, peer: str) -> bool:
         """Whether the peer's Summary names the head's version, or the one before it, or one that may follow."""
@@ -256,9 +256,10 @@ class Fetching:
         self.roster.delivers(source)
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
+            effects += self._advance(fetch, now)
             # in asynchronous mode the next commit is asked for already
             waits = self.rules.asynchronous and now - fetch.head_at <= self.rules.settle
-            if not waits and HEAD not in fetch.asked:
+            if done.version.epoch > fetch.head.version.epoch and not waits and HEAD not in fetch.asked:
                 self._asks(fetch, source, (HEAD,), now)
                 effects.append(Send(source, Ask(fetch.fragment)))
         return effects + self._go_on(fetch, now)

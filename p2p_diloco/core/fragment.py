@@ -114,7 +114,11 @@ class FragmentLog:
         if self.round.commit is not None and self.round.commit.version.chain == chain:
             return True  # it has applied the commit whose means are on their way here
         if known is None:
-            return not self.forgot(epoch) and not self.roster.is_elsewhere(peer)
+            return (
+                not self.forgot(epoch)
+                and summary.model.generation == self.state.version.generation
+                and not self.roster.is_elsewhere(peer)
+            )
         return known == chain
 
     def forgot(self, epoch: int) -> bool:
@@ -193,8 +197,8 @@ class FragmentLog:
                 del self.signed[old]
         self.state, plan = state, state.plan
         phase = Phase.FINAL if final(state, self.rules) else Phase.COLLECTING
-        first = plan.succession[0]
-        self.round = Round(phase, now, None, now + self.rules.settle, 0, first, owners=plan.owners, moved_at=now)
+        asks, first = (now + self.rules.settle, self.rules.settle), plan.succession[0]
+        self.round = Round(phase, now, None, *asks, 0, first, owners=plan.owners, moved_at=now)
         self.turns += 1
         if again is not None:
             self._take_up(again)

@@ -55,8 +55,7 @@ def choose(log: FragmentLog) -> Choice:
     """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
     entries = countable(_delivered(log), log.held)
     names = [peer for peer, _ in entries]
-    here = (*log.roster.alive(), *filter(log.roster.presumed, log.held.roll), log.me)
-    gone = tuple(sorted(may_be_gone(log.held, names) - {*here}))
+    gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
     late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
     return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
 
@@ -80,6 +79,10 @@ def _did_not_deliver(log: FragmentLog, who: str) -> None:
     log.undelivered[who] = times + 1, log.epoch + turn * (LEFT_OUT_TURNS << min(times, DOUBLINGS_MAX))
 
 
+def _is_gone(log: FragmentLog, peer: str) -> bool:
+    return not log.roster.live(peer) and not log.roster.presumed(peer)
+
+
 def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     """Close the round with this choice: tell the owners, and if others than the plan's own slices now, the authors."""
     round = log.round
@@ -96,7 +99,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     round.close = Close(*held, choice, owners)
     round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
     round.lacks = round.lacks if again else {}
-    round.moved_at, round.halved = now, False
+    round.moved_at, round.half_at = now, None
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
     if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
@@ -118,7 +121,9 @@ def _owners(log: FragmentLog) -> tuple[str, ...]:
 
 
 def _may_work(log: FragmentLog, peer: str) -> bool:
-    return peer not in log.round.excluded and claims.able(log, peer) and not claims.serves_another(log, peer)
+    if peer in log.round.excluded or not claims.able(log, peer):
+        return False
+    return not (log.roster.away(peer) or claims.serves_another(log, peer))
 
 
 def commit(log: FragmentLog) -> list[Effect]:
@@ -186,7 +191,8 @@ def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
 def tick(log: FragmentLog, now: float) -> list[Effect]:
     """Ask for what is missing: contributions while the round is open, means once it is closed."""
     if log.phase is Phase.COLLECTING and claims.holds_term(log) and now >= log.round.asks_at:
-        log.round.asks_at = now + log.rules.settle
+        log.round.patience = min(2 * log.round.patience, log.rules.dead_after)
+        log.round.asks_at = now + log.round.patience
         want = Want(log.fragment, log.held.version, What.READY)
         return [Send(peer, want) for peer in closing.to_ask(log, now) if peer != log.me]
     return _mend(log, now) if log.phase is Phase.CLOSING else []
@@ -221,12 +227,13 @@ def _mend(log: FragmentLog, now: float) -> list[Effect]:
 
 
 def overdue(log: FragmentLog, now: float) -> bool:
-    """Whether a part of this round is overdue: nothing has moved for a grace; or an author is gone or on another
-    lineage, so that waiting helps nothing."""
+    """Whether a part of this round is overdue: nothing has moved for a grace since half of the means were there, or
+    since the round closed; or an author is gone or on another lineage, so that waiting helps nothing."""
     assert log.round.close is not None
     assert log.round.close.choice is not None
+    since = log.round.moved_at if log.round.half_at is None else max(log.round.half_at, log.round.moved_at)
     names = [peer for peer, _ in log.round.close.choice.entries if peer != log.me]
-    return now - log.round.moved_at >= log.grace() or any(_sends_no_more(log, peer) for peer in names)
+    return now - since >= log.grace() or any(_sends_no_more(log, peer) for peer in names)
 
 
 def failed_authors(log: FragmentLog, now: float) -> set[str]:

@@ -258,7 +258,7 @@ def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fr
 def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
     """Return each bandwidth as a ratio to the median, rounded to a power of STEP and limited to STEPS_MAX steps up or
     down. A member may tell a number so small that ratios would be 0 or infinite."""
-    median, most = statistics.median_low(bandwidths.values()), STEP**STEPS_MAX
+    median, most = statistics.median_low(bandwidths.values()), 2.0**STEPS_MAX
     ratios = {peer: min(max(each / median, 1 / most), most) for peer, each in bandwidths.items()}
     return {peer: _step(round(2 * math.log2(ratio))) for peer, ratio in ratios.items()}
 
@@ -272,7 +272,8 @@ def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
 
 
 def _step(number: int) -> Fraction:
-    """Return STEP raised to the power ``number``."""
+    """Return STEP raised to the power ``number``. The power is limited to the range from -STEPS_MAX to STEPS_MAX."""
+    number = max(-STEPS_MAX, min(STEPS_MAX, number))
     whole, half = divmod(number, 2)
     return Fraction(2.0**whole * (STEP if half else 1))
 

@@ -375,13 +375,21 @@ class Replica:
         if self.revision != self.adopted:
             self.adopted = self.revision
             effects.append(e.Note("revision", f"all fragments now use {self.adopted}"))
-        if first:
+        if first or self._is_left_out():
             effects += self.presence.tell_all(now)
         effects += [*self.training.start(now), e.Changed(), *self.training.load(now), *self.presence.advance(now)]
         if not self.finished and all(log.final for log in self.logs):
             self.finished = True
             effects.append(e.Finished())
         return effects
+
+    def _is_left_out(self) -> bool:
+        """Whether this peer trains, but a newest commit does not count it: then it announces what it holds."""
+        mine = self.roster.mine
+        if self.rules.asynchronous or mine.role != "worker" or mine.idle:
+            return False
+        members = [(log.held.roll.get(self.me), log.epoch) for log in self.logs]
+        return any(member is None or member.epoch < epoch for member, epoch in members)
 
     def _notice_idleness(self, now: float) -> list[e.Effect]:
         idle = self.training.is_idle(now) or self.fetching.starves

@@ -18,7 +18,7 @@ from .version import Version
 PROBED_EACH_INTERVAL = 3
 """Peers probed per interval, besides those that this peer waits for."""
 DOUBLINGS_MAX = 4
-"""The time for which a peer's word is doubted doubles at most so often."""
+"""The time for which a peer's word is doubted, or others are asked before it, doubles at most so often."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Peer:
     grant: str = ""  # by which it is in a private run
     since: float = float("-inf")  # when it showed its grant
     doubt: tuple[int, float] = (0, float("-inf"))  # how often fetching what it told was in vain; doubted until
-    failed: float = float("-inf")  # others come first until: it didn't deliver
+    failed: tuple[int, float] = (0, float("-inf"))  # how often it didn't deliver; others come first until
     elsewhere: bool = False  # it told another lineage, or a newer state that is not believed, when it was last asked
     noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
 
@@ -169,7 +169,9 @@ class Roster:
         """Record that a peer has delivered nothing of what was asked, or a wrong state: others get their turn first.
         Nothing bars it for good: it may be the only one."""
         record = self.peers.setdefault(peer, Peer())
-        record.failed = now + self.rules.dead_after
+        times, _ = record.failed
+        wait = min(self.rules.settle * 2 ** min(times, DOUBLINGS_MAX), self.rules.fetch_again)
+        record.failed = times + 1, now + wait
 
     def delivers(self, peer: str) -> None:
         """Record that a peer has delivered what was asked of it."""

@@ -34,6 +34,7 @@ class Round:
     began: float = 0.0  # when the version came
     opened: float | None = None  # since when missing peers are waited for; None: too few contributions have come
     asks_at: float = 0.0  # when to ask again for what is missing
+    patience: float = 0.0  # the interval before that
 
     # -- who leads
     term: int = 0  # the greatest claim that this peer has promised to: its term and its leader
@@ -50,14 +51,14 @@ class Round:
     handed: tuple[str, float] = ("", 0.0)  # who has this peer's own contribution, and since when
     waited: dict[str, float] = field(default_factory=dict)  # how long each peer was waited for
     passed: set[str] = field(default_factory=set)  # whom the round goes on without
-    idle: dict[str, float] = field(default_factory=dict)
-    """Until when each peer that led and did nothing, or claimed again, is promised nothing."""
+    idle: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """How often each peer led and did nothing, or claimed again, and until when it is promised nothing."""
     moved_at: float = 0.0  # when a part last came
     moving: dict[str, float] = field(default_factory=dict)  # when a transfer with each peer last made progress
     closed_at: float = math.inf  # when the round was first closed
     tried_at: float = 0.0  # when it was last closed
     in_vain: float = 0.0  # for how long nothing came before it was closed again
-    halved: bool = False  # whether half of the means were there
+    half_at: float | None = None  # when half of the means were there
 
     # -- contributions
     readys: dict[str, Ready] = field(default_factory=dict)

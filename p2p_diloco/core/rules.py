@@ -185,6 +185,12 @@ class Rules:
         peer is dead."""
         return 2 * self.heartbeat_interval
 
+    @property
+    def say_again(self) -> float:
+        """The time between two log lines about a fault that goes on. In asynchronous mode, it is also the longest time
+        until an unanswered submission is sent again."""
+        return 6 * self.heartbeat_timeout
+
     def idle_after(self, step_time_s: float) -> float:
         """How long a trainer may make no inner step before it counts as idle. ``step_time_s``: the usual time of a
         step."""

@@ -12,7 +12,8 @@ from .fragment import FragmentLog
 from .round import Phase
 
 TURNS = 4
-"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit."""
+"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit; twice as
+long each further time in one round, TURNS times at most."""
 
 
 def pass_over(log: FragmentLog, now: float) -> list[Effect]:
@@ -31,7 +32,8 @@ def pass_over(log: FragmentLog, now: float) -> list[Effect]:
         for peer in over if log.rules.asynchronous else ():
             log.roster.costs_a_deadline(peer, now)
         for peer in () if log.leads else over:
-            round.idle[peer] = now + TURNS * log.grace()
+            times = round.idle.get(peer, (0, now))[0]
+            round.idle[peer] = times + 1, now + TURNS * log.grace() * (1 << min(times, TURNS))
     text = (
         f"fragment {log.fragment}: the round goes on without {', '.join(over)}, which answers probes but nothing else"
     )
@@ -53,12 +55,16 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
         return {}  # it should claim, and holds to another peer, which may be gone for this peer alone
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
     few = len(closing.workers(log)) < closing.needed(log)
-    most = log.holds_within() if log.rules.asynchronous else log.rules.round_timeout
-    if few or moving or (excuses(log, leader) and now - since < most + log.grace()):
+    if few or moving or (excuses(log, leader) and _has_time(log, since, now)):
         return {}
     grace = max(log.grace(), log.rules.promises_within) if log.rules.asynchronous else log.grace()
     times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
     return {leader: times * grace + 2 * log.rules.probe_every}
+
+
+def _has_time(log: FragmentLog, since: float, now: float) -> bool:
+    most = log.holds_within() if log.rules.asynchronous else log.rules.round_timeout
+    return now - since < most + log.grace()
 
 
 def excuses(log: FragmentLog, leader: str) -> list[str]:
@@ -84,9 +90,13 @@ def _would_wait(log: FragmentLog, leader: str, peer: str) -> bool:
         owned = () if close is None else [(close.key, number) for number in owning.owned(log, close)]
         return any(at not in round.means or (leader, *at) not in round.delivered for at in owned)
     sent = bool(summary.sent) and summary.sent[log.fragment] >= log.epoch
-    there = {number for key, number in round.means if close is None or key == close.key}
+    there = _numbers(log, None if close is None else close.key)
     owns = any(owner == peer and number not in there for number, owner in enumerate(round.owners))
     return (closing.works(log, peer, summary) and not sent) or (sent and owns)
+
+
+def _numbers(log: FragmentLog, key: str | None) -> set[int]:
+    return {number for of, number in log.round.means if key in (None, of)}
 
 
 def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:

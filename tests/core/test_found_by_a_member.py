@@ -94,7 +94,7 @@ def test_while_means_are_lacking_slices_are_no_progress() -> None:
     assert asked == {(msg.What.MEANS, (0, 1, 2))}
 
 
-@fails_if(claims.would_promise, "if now < log.round.idle.get(peer, now):", "if False:")
+@fails_if(claims.would_promise, "if now < log.round.idle.get(peer, (0, now))[1]:", "if False:")
 def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     """X claims again as soon as it is passed over. B leads next, and must have the time to make the commit."""
     log = a_log("A", "A", "B", "X")

@@ -40,7 +40,7 @@ IN_WORLDS = [
     ("nobody asks what it missed", Lineage._is_behind, "now - since >= self.rules.settle", "False", "healed", 2),
     ("other lineages are not seen", FragmentLog.is_here, "return known == chain", "return True", "healed", 23),
     ("the few win", Lineage._judged, "if for_it < against or", "if for_it > against or", "healed", 7),
-    ("a silent donor is not replaced", Fetching.tick, ">= self.rules.fetch_again or", "< 0.0 and", "healed", 522),
+    ("a silent donor is not replaced", Fetching.tick, ">= self.rules.fetch_again or", "< 0.0 and", "healed", 453),
     ("an old life's numbers", Exchange.renew_incarnation, "if member is not None and", "if False and", "patient", 1),
     ("the dead are never probed", Roster.to_probe, "+ dead[:1]", "", "healed", 2),
     ("sent though the base has changed", Exchange._counts, "else base == log.version", "else True", "hesitant", 1),
