@@ -690,17 +690,19 @@ def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond()
 
 @fails_if(holding.offer, "rival.term > round.term", "rival.term > 2**40")
 @fails_if(holding.offer, "if rivals and not round.holding:", "if rivals:")
+@fails_if(holding.offer, "and rival.version.chain not in round.void", "")
 def test_a_leader_that_stood_still_takes_its_successors_commit_in_place_of_its_own() -> None:
     """A offered a commit and stood still. B claimed the term, and waits for A to hold its commit, as A waits for B. A
-    takes B's commit; but not if C has already taken the step of A's, which B will be told."""
-    for holders, taken in (set[str](), "B"), ({"C"}, "A"):
+    takes B's commit; but not if C has already taken the step of A's, which B will be told, or if nobody can complete
+    B's."""
+    for holders, is_void, taken in (set[str](), False, "B"), ({"C"}, False, "A"), (set[str](), True, "A"):
         log = a_log("A", "A", "B", "C", of=rules(mode="async", successors=2))
         choice = replace(choice_of(log.held, "A", by="A"), successors=("A", "B", "C"))
         log.begin(replace(log.held, plan=replace(log.held.plan, succession=("A", "B", "C"), named=3)), 0.0)
         log.round.commit, log.round.phase = a_commit(log, choice, "A"), Phase.HOLDING
         claimed = choice_of(log.held, "B", by="B", term=1)
-        log.round.commits["B"] = a_commit(log, claimed, "B", term=1)
-        log.round.holding = holders
+        log.round.commits["B"] = told = a_commit(log, claimed, "B", term=1)
+        log.round.holding, log.round.void = holders, {told.version.chain} if is_void else set()
         holding.offer(log, 0.0)
         assert log.round.commit.leader == taken
 
